@@ -1,0 +1,74 @@
+"""What this book changes in the pages that Sphinx and the theme make.
+
+Nothing is fetched from elsewhere, scripts that no page uses are left out, and what an
+accessibility checker finds in the theme is mended. Each edit may run twice on a page: incremental
+builds rewrite only the pages that changed.
+"""
+
+import re
+import shutil
+from pathlib import Path
+
+
+def expand_modules(app, docname, source):
+    """Turn each line ``% module attn.x`` of the API page into the section of that module."""
+    if docname == "book/api":
+        section = (
+            "## `{0}`\n\n```{{eval-rst}}\n.. automodule:: {0}\n   :members:\n   :show-inheritance:\n```"
+        )
+        source[0] = re.sub(
+            r"^% module (\S+)$", lambda m: section.format(m[1]), source[0], flags=re.MULTILINE
+        )
+
+
+def drop_unused_assets(app, pagename, templatename, context, doctree):
+    """Drop the scripts of thebe (loaded twice by Jupyter Book) and any web font."""
+    kept, bodies = [], set()
+    for script in context.get("script_files", []):
+        name = str(getattr(script, "filename", script) or "")
+        body = str(getattr(script, "attributes", {}).get("body") or "")
+        if "thebe" in name or "THEBE" in body or "thebe" in body:
+            continue
+        if body and body in bodies:
+            continue
+        bodies.add(body)
+        kept.append(script)
+    context["script_files"] = kept
+    context["css_files"] = [
+        style
+        for style in context.get("css_files", [])
+        if not re.search("fonts.googleapis|thebe", str(getattr(style, "filename", style)))
+    ]
+
+
+EDITS = [
+    # Icons come from the font; the script that draws them as SVG is half a megabyte.
+    (r'\s*<script[^>]*fontawesome(?:\.min)?\.js[^>]*></script>', ""),
+    # The accessible name must contain the visible text, so the text itself is the name.
+    (r'(<button[^>]*search-button-field[^>]*?) aria-label="[^"]*"', r"\1"),
+    (r'(<summary[^>]*?) aria-label="[^"]*"', r"\1"),
+    (
+        r'<div id="pst-primary-sidebar"(?! role)',
+        r'<div id="pst-primary-sidebar" role="region" aria-label="Book"',
+    ),
+    (r'role="doc-biblioentry"', 'role="listitem"'),
+]
+
+
+def mend_pages(app, error):
+    """Edit the finished pages."""
+    if error or app.builder.name != "html":
+        return
+    for page in Path(app.outdir).rglob("*.html"):
+        text = mended = page.read_text(encoding="utf-8")
+        for pattern, replacement in EDITS:
+            mended = re.sub(pattern, replacement, mended)
+        if mended != text:
+            page.write_text(mended, encoding="utf-8")
+
+
+def setup(app):
+    app.connect("source-read", expand_modules)
+    app.connect("html-page-context", drop_unused_assets, priority=900)
+    app.connect("build-finished", mend_pages)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
