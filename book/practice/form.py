@@ -109,8 +109,8 @@ class Exercise:
             return Verdict("wrong", str(wrong))
         except Exception as error:
             if isinstance(error, NotImplementedError) and str(error) == self.todo:
-                return Verdict("unwritten", "replace the line `raise NotImplementedError(...)` "
-                               "by your code, run that cell, then run this one again")
+                return Verdict("unwritten", "\n  Put your code in place of the `raise` line above, "
+                               "run that cell, then this one.")
             return Verdict("error", _explain(error, answer))
         return Verdict("right", "1 mark" if self.marks == 1 else f"{self.marks} marks")
 
@@ -159,7 +159,7 @@ class Practice:
 
 
 _SAY = {"right": "correct ({})", "wrong": "not yet: {}", "error": "not yet: {}",
-        "unwritten": "NOT WRITTEN YET: {}"}
+        "unwritten": "NOT WRITTEN YET.{}"}
 
 
 def _explain(error, answer):

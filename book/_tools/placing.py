@@ -1,0 +1,78 @@
+"""Where generated cells stand in a notebook: an author writes `[practice: name]`, once."""
+
+import copy
+import importlib
+import re
+
+from nbformat.v4 import new_code_cell
+from practice.cells import generated
+
+PLACE = re.compile(r"\s*\[practice: ([\w-]+)\]\s*")
+
+REPOSITORY = "https://github.com/attention-book/attention-book"
+COLAB = f"""\
+# On Colab only: fetch the book, install attn beside Colab's own torch, and start in book/.
+import os
+import subprocess
+import sys
+
+if "google.colab" in sys.modules:
+    home = "/content/attention-book"
+    if not os.path.isdir(home):
+        subprocess.run(["git", "clone", "--depth=1", "{REPOSITORY}", home], check=True)
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", home]
+    subprocess.run(install, check=True)
+    os.chdir(f"{{home}}/book")
+    sys.path.insert(0, os.getcwd())"""
+COLAB_METADATA = {
+    "practice": "colab/setup",
+    "tags": ["nbval-skip", "remove-cell", "skip-execution"],
+    "reason": "sets up Colab; there is nothing to do elsewhere",
+}
+
+
+def practice_of(chapter):
+    """Return the Practice of a chapter, from practice/<chapter_with_underscores>.py."""
+    return importlib.import_module(f"practice.{chapter.replace('-', '_')}").practice
+
+
+def group_of(cell):
+    """Return the name in a cell's `[practice: name]`, or of the group it was generated for."""
+    place = PLACE.fullmatch(cell.source) if cell.cell_type == "markdown" else None
+    return place[1] if place else cell.metadata.get("practice", "").partition("/")[0]
+
+
+def place(nb, practice):
+    """Return the notebook with every generated cell as the chapter's practice has it now.
+
+    A code cell that did not change keeps its outputs; one that did has to be run again.
+    """
+    nb, groups = copy.deepcopy(nb), generated(practice)
+    old = {cell.metadata.practice: cell for cell in nb.cells if "practice" in cell.metadata}
+    cells, placed = [], {"", "colab"}
+    for cell in nb.cells:
+        group = group_of(cell)
+        if group == "":
+            cells.append(cell)
+        elif group not in placed:
+            if group not in groups:
+                raise ValueError(f"[practice: {group}] is not one of {', '.join(groups)}")
+            placed.add(group)
+            cells += [_with_outputs(new, old) for new in groups[group]]
+    nb.cells = cells
+    _place_colab(nb, old)
+    return nb
+
+
+def _place_colab(nb, old):
+    """Put the Colab cell before the first code cell."""
+    cell = new_code_cell(COLAB, id="colab-setup", metadata=COLAB_METADATA)
+    first = next((i for i, c in enumerate(nb.cells) if c.cell_type == "code"), len(nb.cells))
+    nb.cells.insert(first, _with_outputs(cell, old))
+
+
+def _with_outputs(new, old):
+    before = old.get(new.metadata.practice)
+    if new.cell_type == "code" and before is not None and before.source == new.source:
+        new.outputs, new.execution_count = before.outputs, before.execution_count
+    return new
