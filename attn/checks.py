@@ -1,0 +1,228 @@
+"""What is wrong with a call, seen from shapes, dtypes and plain numbers.
+
+Every public function asks here first, so that NumPy and torch, the plain and the blockwise
+version, refuse the same call in the same words: the argument, what was expected in the legend's
+letters and in numbers, and what came. Arrays of both libraries have `shape`, `ndim` and `dtype`,
+which is all that is needed; this file imports no other file of the package and never torch.
+
+Looking at the *values* of an array would stop a GPU or break a compiled graph, so the checks that
+do (NaN in a bias, a length beyond the keys) run only where `read_values` is true.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+FLOAT_DTYPES = ("float16", "bfloat16", "float32", "float64")
+UPPER_LEFT_OR_LOWER_RIGHT = (
+    "give q_offset: 0 puts query 0 beside key 0 (upper-left), S - L = {} lines up the last query "
+    "with the last key (lower-right)"
+)
+
+
+class Sizes(NamedTuple):
+    """The sizes of one call, in the letters of the legend; `batch` holds the axes before H."""
+
+    batch: tuple
+    B: int
+    H: int
+    Hkv: int
+    L: int
+    S: int
+    D: int
+    Dv: int | None
+
+
+def dtype_name(array):
+    return str(array.dtype).removeprefix("torch.")
+
+
+def integer(name, value, low=None):
+    """`value` is a whole number, at least `low`; True and 3.0 are not whole numbers here."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise TypeError(f"{name}: expected an int, got {value!r} ({type(value).__name__})")
+    if low is not None and value < low:
+        raise ValueError(f"{name}: expected an int of at least {low}, got {value}")
+
+
+def arrays(kind, **named):
+    """All given arrays belong to one library and share one float dtype."""
+    for name, array in named.items():
+        if not isinstance(array, kind):
+            raise TypeError(
+                f"{name}: expected {kind.__module__}.{kind.__name__}, got "
+                f"{type(array).__module__}.{type(array).__name__} (attn takes NumPy arrays, "
+                "attn.torch takes tensors; they are never mixed)"
+            )
+    dtypes = {name: dtype_name(array) for name, array in named.items()}
+    listed = ", ".join(f"{name} {dtype}" for name, dtype in dtypes.items())
+    if not all(dtype in FLOAT_DTYPES for dtype in dtypes.values()):
+        raise TypeError(f"expected float arrays ({', '.join(FLOAT_DTYPES)}), got {listed}")
+    if len(set(dtypes.values())) > 1:
+        raise TypeError(f"expected one float dtype for all inputs, got {listed}")
+
+
+def sizes(query_shape, key_shape, value_shape=None):
+    """Unpack three shapes into the letters, or say which two of them disagree."""
+    query_shape, key_shape = tuple(query_shape), tuple(key_shape)
+    given = {"query": query_shape, "key": key_shape}
+    if value_shape is not None:
+        given["value"] = value_shape = tuple(value_shape)
+    shapes = ", ".join(f"{name} {shape}" for name, shape in given.items())
+    ranks = {len(shape) for shape in given.values()}
+    if len(ranks) > 1 or min(ranks) < 2:
+        raise ValueError(
+            "expected query (…, H, L, D), key (…, Hkv, S, D) and value (…, Hkv, S, Dv) of one "
+            f"rank, at least 2, got {shapes}"
+        )
+    batch, (H, L, D) = query_shape[:-3], (1, *query_shape)[-3:]
+    Hkv, S, key_size = (1, *key_shape)[-3:]
+    if key_size != D:
+        raise ValueError(
+            f"key: expected the head size of query, D = {D}, got {key_size} ({shapes})"
+        )
+    if value_shape is not None and value_shape[-2] != S:
+        raise ValueError(
+            f"value: expected one row for each key, S = {S}, got {value_shape[-2]} ({shapes})"
+        )
+    if value_shape is not None and value_shape[:-2] != key_shape[:-2]:
+        raise ValueError(f"value: expected the batch and heads of key, got {shapes}")
+    if key_shape[:-3] != batch:
+        raise ValueError(f"key: expected the batch axes of query, {batch}, got {shapes}")
+    if (Hkv == 0 and H > 0) or (Hkv and H % Hkv):
+        raise ValueError(
+            f"query: expected a number of heads that is a multiple of Hkv = {Hkv}, got H = {H} "
+            f"({shapes})"
+        )
+    Dv = None if value_shape is None else value_shape[-1]
+    return Sizes(batch, math.prod(batch), H, Hkv, L, S, D, Dv)
+
+
+def options(size, mask, *, bias, scale, softcap, sink, q_offset, read_values):
+    """Everything of a call that is not one of the three operands."""
+    number("scale", scale)
+    number("softcap", softcap)
+    if softcap is not None and softcap <= 0:
+        raise ValueError(f"softcap: expected a finite number > 0, or None for off, got {softcap}")
+    offset(q_offset, size.B)
+    if hasattr(mask, "compares_positions"):
+        mask.check(size.L, size.S, batch=size.B, q_offset=q_offset, read_values=read_values)
+    elif mask is not None:
+        mask_array(mask, size)
+    if bias is not None:
+        bias_array(bias, size, read_values)
+    if sink is not None:
+        sink_array(sink, size, read_values)
+
+
+def number(name, value):
+    """A finite number, or None."""
+    if value is None:
+        return
+    if (
+        isinstance(value, (bool, str))
+        or getattr(value, "ndim", 0)
+        or not hasattr(value, "__float__")
+    ):
+        raise TypeError(f"{name}: expected a number or None, got {value!r}")
+    if not math.isfinite(value):
+        raise ValueError(f"{name}: expected a finite number, got {value}")
+
+
+def offset(q_offset, batch):
+    """None, an int, or one int for each of the B batch rows."""
+    if q_offset is None or not hasattr(q_offset, "shape") or q_offset.shape == ():
+        return None if q_offset is None else integer("q_offset", _item(q_offset))
+    return per_row("q_offset", q_offset, batch)
+
+
+def per_row(name, values, batch):
+    """An integer array with one entry for each flattened batch row."""
+    if not dtype_name(values).startswith(("int", "uint")):
+        raise TypeError(f"{name}: expected integers, got dtype {dtype_name(values)}")
+    if tuple(values.shape) != (batch,):
+        raise ValueError(
+            f"{name}: expected an int or one int per batch row, shape (B,) = ({batch},), got shape "
+            f"{tuple(values.shape)}"
+        )
+
+
+def mask_array(mask, size):
+    """A boolean array, True = may attend, that broadcasts to (B, H, L, S)."""
+    if not hasattr(mask, "dtype"):
+        what = "a plain function" if callable(mask) else repr(mask)
+        raise TypeError(
+            "mask: expected a rule such as Causal() (subclass attn.Mask for your own) or a boolean "
+            f"array, True = may attend, got {what}"
+        )
+    name = dtype_name(mask)
+    if name != "bool":
+        raise TypeError(
+            f"mask: expected a boolean array, True = may attend, got dtype {name}. If nonzero means "
+            "'may attend', write mask != 0; if the numbers are to be added to the scores, pass them "
+            "as bias="
+        )
+    broadcasts("mask", mask, size)
+
+
+def bias_array(bias, size, read_values):
+    """A float array that broadcasts to (B, H, L, S); -inf removes, NaN and +inf are refused."""
+    if not hasattr(bias, "dtype"):
+        raise TypeError(f"bias: expected a float array, got {bias!r}")
+    name = dtype_name(bias)
+    if name not in FLOAT_DTYPES:
+        hint = "; a boolean array is a mask: pass it as mask=" if name == "bool" else ""
+        raise TypeError(
+            f"bias: expected a float array, added to the scores, got dtype {name}{hint}"
+        )
+    broadcasts("bias", bias, size)
+    if read_values:
+        _no_nan_or_inf("bias", bias)
+
+
+def sink_array(sink, size, read_values):
+    """One float logit for each query head."""
+    name = dtype_name(sink) if hasattr(sink, "dtype") else type(sink).__name__
+    if name not in FLOAT_DTYPES:
+        raise TypeError(f"sink: expected a float array of shape (H,) = ({size.H},), got {name}")
+    if tuple(sink.shape) != (size.H,):
+        raise ValueError(
+            f"sink: expected one logit per query head, shape (H,) = ({size.H},), got shape "
+            f"{tuple(sink.shape)}"
+        )
+    if read_values:
+        _no_nan_or_inf("sink", sink)
+
+
+def broadcasts(name, array, size):
+    """`array` lines up from the right with (B, H, L, S), and says nothing that reads two ways."""
+    shape = tuple(array.shape)
+    if len(shape) == 3 and size.B > 1:
+        raise ValueError(
+            f"{name}: a rank-3 array of shape {shape} reads two ways when B = {size.B} > 1, expected "
+            f"rank 2 or 4: [:, None] makes it (B, 1, L, S), [None] makes it (1, H, L, S), with "
+            f"(B, H, L, S) = ({size.B}, {size.H}, {size.L}, {size.S})"
+        )
+    target = (*(size.batch or (1,)), size.H, size.L, size.S)
+    fits = all(have in (1, want) for have, want in zip(shape[::-1], target[::-1], strict=False))
+    if len(shape) > len(target) or not fits:
+        letters = "(B, H, L, S)" if len(target) == 4 else "(…, H, L, S)"
+        raise ValueError(
+            f"{name}: expected a shape that broadcasts to {letters} = {target}, got {shape}"
+        )
+
+
+def _no_nan_or_inf(name, array):
+    # NaN compares false with everything, so one comparison finds NaN and +inf and lets -inf pass.
+    if not bool((array < math.inf).all()):
+        raise ValueError(f"{name}: expected numbers or -inf (-inf removes), got NaN or +inf")
+
+
+def _item(value):
+    return value.item() if hasattr(value, "item") else value
+
+
+def rank(name, shape, least, letters):
+    if len(shape) < least:
+        raise ValueError(f"{name}: expected shape {letters}, got {tuple(shape)}")

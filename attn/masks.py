@@ -1,0 +1,225 @@
+"""Masks: who may see whom, as rules about positions, with their algebra.
+
+A rule answers, for batch row b, head h, query position q and key position k, whether the pair may
+attend: `rule(b, h, q, k) -> bool`. The same few lines of a rule run on NumPy index arrays, on torch
+tensors, inside a compiled kernel and on whole spans of positions (attn.spans). Rules combine with
+& (both), | (either) and ~ (the opposite); True always means *may attend*. Query i sits at position
+i + q_offset, where q_offset counts the keys that come before query 0.
+
+    >>> from attn import Causal, SlidingWindow, dense_mask
+    >>> dense_mask(Causal() & SlidingWindow(1), 4, 4)[0, 0].astype(int)
+    array([[1, 0, 0, 0],
+           [1, 1, 0, 0],
+           [0, 1, 1, 0],
+           [0, 0, 1, 1]])
+
+The class of all rules and their algebra are in attn.algebra, dense_mask and block_map in
+attn.layout. May import those, attn.checks and attn.spans.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from attn import checks
+from attn.algebra import And, Mask, Not, Or
+from attn.layout import block_map, dense_mask
+from attn.spans import Span
+
+__all__ = [
+    "And", "Causal", "Dilated", "KeyPadding", "Mask", "Not", "Or", "PrefixLM", "SameDocument",
+    "SlidingWindow", "block_map", "dense_mask",
+]  # fmt: skip
+
+# Further than any two positions are apart, and small enough for the 32-bit indices of GPU kernels.
+UNBOUNDED = 2**31 - 1
+
+
+@dataclass(frozen=True, eq=False)
+class Causal(Mask):
+    """Key k is visible from query q when k <= q."""
+
+    reads_absolute_positions = False
+
+    def __call__(self, b, h, q, k):
+        return k <= q
+
+
+@dataclass(frozen=True, eq=False)
+class SlidingWindow(Mask):
+    """At most `left` positions before the query's own and `right` after it; None is unbounded."""
+
+    left: int | None
+    right: int | None = 0
+    reads_absolute_positions = False
+
+    def __post_init__(self):
+        for name, reach in (("left", self.left), ("right", self.right)):
+            if reach is not None:
+                checks.integer(f"SlidingWindow: {name}", reach, low=0)
+
+    def __call__(self, b, h, q, k):
+        left = UNBOUNDED if self.left is None else self.left
+        right = UNBOUNDED if self.right is None else self.right
+        return (q - k <= left) & (k - q <= right)
+
+
+@dataclass(frozen=True, eq=False)
+class Dilated(Mask):
+    """Every `step`-th position counted from the query's own, on both sides."""
+
+    step: int
+    reads_absolute_positions = False
+
+    def __post_init__(self):
+        checks.integer("Dilated: step", self.step, low=1)
+
+    def __call__(self, b, h, q, k):
+        before = q - k
+        if isinstance(before, Span):
+            return before.contains_multiple(self.step)
+        return before % self.step == 0
+
+
+@dataclass(frozen=True, eq=False)
+class PrefixLM(Mask):
+    """Causal, but the first `length` keys (an int or one per batch row) are open to every query."""
+
+    length: object
+
+    def __post_init__(self):
+        _set_counts(self, "length")
+        if _extremes(self.length, read_values=False, default=(0, 0))[0] < 0:
+            raise ValueError(f"PrefixLM: length: expected a number of keys >= 0, got {self.length}")
+
+    def __call__(self, b, h, q, k):
+        return (k <= q) | (k < _row(self.length, b))
+
+    def check_fields(self, q_len, k_len, batch, q_offset, read_values):
+        _check_rows(self, "length", batch)
+
+
+@dataclass(frozen=True, eq=False)
+class KeyPadding(Mask):
+    """Only the keys start <= k < stop hold tokens; each an int or one per batch row, None = all."""
+
+    stop: object = None
+    start: object = 0
+    compares_positions = False
+
+    def __post_init__(self):
+        _set_counts(self, "start")
+        if self.stop is not None:
+            _set_counts(self, "stop")
+
+    def __call__(self, b, h, q, k):
+        from_start = k >= _row(self.start, b)
+        return from_start if self.stop is None else from_start & (k < _row(self.stop, b))
+
+    def check_fields(self, q_len, k_len, batch, q_offset, read_values):
+        for name in ("start",) if self.stop is None else ("start", "stop"):
+            _check_rows(self, name, batch)
+            low, high = _extremes(getattr(self, name), read_values, default=(0, 0))
+            if low < 0 or high > k_len:
+                raise ValueError(
+                    f"KeyPadding: expected 0 <= {name} <= S = {k_len} (a number of keys), got "
+                    f"{getattr(self, name)}"
+                )
+
+
+@dataclass(frozen=True, eq=False)
+class SameDocument(Mask):
+    """Query and key lie in the same document; ids by position, (length,) or (B, length)."""
+
+    query_ids: object
+    key_ids: object = None
+    compares_positions = False
+
+    def __post_init__(self):
+        for name in ("query_ids", "key_ids"):
+            ids = getattr(self, name)
+            if ids is not None:
+                ids = _integer_array(f"SameDocument: {name}", ids)
+                if len(ids.shape) not in (1, 2):
+                    raise ValueError(
+                        f"SameDocument: {name}: expected shape (length,) or (B, length), got "
+                        f"{tuple(ids.shape)}"
+                    )
+                object.__setattr__(self, name, ids)
+
+    def __call__(self, b, h, q, k):
+        key_ids = self.query_ids if self.key_ids is None else self.key_ids
+        if isinstance(q, Span):
+            return _id_span(self.query_ids, b, q) == _id_span(key_ids, b, k)
+        return _at(self.query_ids, b, q) == _at(key_ids, b, k)
+
+    def check_fields(self, q_len, k_len, batch, q_offset, read_values):
+        key_name = "query_ids" if self.key_ids is None else "key_ids"
+        first, last = _extremes(q_offset, read_values, default=(0, 0))
+        for name, low, high in (("query_ids", first, last + q_len - 1), (key_name, 0, k_len - 1)):
+            ids = getattr(self, name)
+            if len(ids.shape) == 2 and ids.shape[0] not in (1, batch):
+                raise ValueError(
+                    f"SameDocument: {name}: expected B = {batch} rows, got {ids.shape[0]}"
+                )
+            if low <= high and (low < 0 or high >= ids.shape[-1]):
+                raise ValueError(
+                    f"SameDocument: {name}: expected an id for each of the positions {low} to {high}, "
+                    f"got ids for 0 to {ids.shape[-1] - 1}"
+                )
+
+
+# Fields of rules: counts and ids, each an int or an integer array (a tensor stays a tensor).
+
+
+def _integer_array(name, value):
+    value = value if hasattr(value, "dtype") else np.asarray(value)
+    if not checks.dtype_name(value).startswith(("int", "uint")):
+        raise TypeError(f"{name}: expected integers, got dtype {checks.dtype_name(value)}")
+    return value
+
+
+def _set_counts(rule, name):
+    value = getattr(rule, name)
+    if isinstance(value, (int, np.integer)) or not hasattr(value, "__len__"):
+        return checks.integer(f"{type(rule).__name__}: {name}", value)
+    array = _integer_array(f"{type(rule).__name__}: {name}", value)
+    return object.__setattr__(rule, name, array)
+
+
+def _check_rows(rule, name, batch):
+    value = getattr(rule, name)
+    if hasattr(value, "shape") and value.shape != ():
+        checks.per_row(f"{type(rule).__name__}: {name}", value, batch)
+
+
+def _extremes(value, read_values, default):
+    """Smallest and largest entry; `default` where looking would cost a device its pace."""
+    if isinstance(value, (int, np.integer)):
+        return value, value
+    if not read_values or 0 in value.shape:
+        return default
+    return int(value.min()), int(value.max())
+
+
+def _row(value, b):
+    return value if isinstance(value, (int, np.integer)) else value[b]
+
+
+def _at(ids, b, position):
+    if len(ids.shape) == 1:
+        return ids[position]
+    return ids[b if ids.shape[0] > 1 else b * 0, position]
+
+
+def _id_span(ids, b, span):
+    """The span from the smallest to the largest id inside each span of positions."""
+    low, high, row = np.broadcast_arrays(span.low, span.high, b if len(ids.shape) > 1 else 0)
+    ids = np.atleast_2d(ids)
+    pieces = [
+        ids[r % len(ids), lo : hi + 1]
+        for lo, hi, r in zip(low.flat, high.flat, row.flat, strict=True)
+    ]
+    bounds = [(piece.min(), piece.max()) for piece in pieces]
+    smallest, largest = np.array(bounds, int).reshape(-1, 2).T
+    return Span(smallest.reshape(low.shape), largest.reshape(low.shape))
