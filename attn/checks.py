@@ -132,15 +132,20 @@ def number(name, value):
 
 def offset(q_offset, batch):
     """None, an int, or one int for each of the B batch rows."""
-    if q_offset is None or not hasattr(q_offset, "shape") or q_offset.shape == ():
-        return None if q_offset is None else integer("q_offset", _item(q_offset))
-    return per_row("q_offset", q_offset, batch)
+    if q_offset is None:
+        return
+    if isinstance(q_offset, (list, tuple)):
+        q_offset = np.asarray(q_offset)
+    if isinstance(q_offset, (int, np.integer)) or not hasattr(q_offset, "shape"):
+        integer("q_offset", q_offset)
+    elif not dtype_name(q_offset).startswith(("int", "uint")):
+        raise TypeError(f"q_offset: expected integers, got dtype {dtype_name(q_offset)}")
+    elif q_offset.shape != ():
+        per_row("q_offset", q_offset, batch)
 
 
 def per_row(name, values, batch):
-    """An integer array with one entry for each flattened batch row."""
-    if not dtype_name(values).startswith(("int", "uint")):
-        raise TypeError(f"{name}: expected integers, got dtype {dtype_name(values)}")
+    """One entry for each flattened batch row."""
     if tuple(values.shape) != (batch,):
         raise ValueError(
             f"{name}: expected an int or one int per batch row, shape (B,) = ({batch},), got shape "
@@ -217,10 +222,6 @@ def _no_nan_or_inf(name, array):
     # NaN compares false with everything, so one comparison finds NaN and +inf and lets -inf pass.
     if not bool((array < math.inf).all()):
         raise ValueError(f"{name}: expected numbers or -inf (-inf removes), got NaN or +inf")
-
-
-def _item(value):
-    return value.item() if hasattr(value, "item") else value
 
 
 def rank(name, shape, least, letters):

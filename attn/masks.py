@@ -197,6 +197,7 @@ def _extremes(value, read_values, default):
     """Smallest and largest entry; `default` where looking would cost a device its pace."""
     if isinstance(value, (int, np.integer)):
         return value, value
+    value = np.asarray(value) if isinstance(value, (list, tuple)) else value
     if not read_values or 0 in value.shape:
         return default
     return int(value.min()), int(value.max())
