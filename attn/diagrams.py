@@ -24,9 +24,15 @@ FLOW = (
 )
 # x, row it leaves, row it enters, role, what happens on the way
 STEPS = (
-    (1.55, 0, 1, "query", "$W_Q$"), (5, 0, 1, "key", "$W_K$"), (8.45, 0, 1, "value", "$W_V$"),
-    (1.55, 1, 2, "query", ""), (5, 1, 2, "key", ""), (3.275, 2, 3, "weight", "softmax over S"),
-    (3.275, 3, 4, "weight", ""), (8.45, 1, 4, "value", ""), (5, 4, 5, None, ""),
+    (1.55, 0, 1, "query", "$W_Q$"),
+    (5, 0, 1, "key", "$W_K$"),
+    (8.45, 0, 1, "value", "$W_V$"),
+    (1.55, 1, 2, "query", ""),
+    (5, 1, 2, "key", ""),
+    (3.275, 2, 3, "weight", "softmax over S"),
+    (3.275, 3, 4, "weight", ""),
+    (8.45, 1, 4, "value", ""),
+    (5, 4, 5, None, ""),
     (5, 5, 6, None, "merge heads, $W_O$"),
 )
 
@@ -59,7 +65,8 @@ def flow_diagram(*, ax=None):
         top, bottom = -STEP * start - HEIGHT / 2, -STEP * end + HEIGHT / 2
         arrow = {"arrowstyle": "-|>", "color": color, "linewidth": 1.6, "shrinkA": 0, "shrinkB": 0}
         ax.annotate("", (x, bottom), (x, top), arrowprops=arrow)
-        ax.text(x + 0.25, (top + bottom) / 2, text, va="center", color=color, fontsize=9)
+        if text:
+            ax.text(x + 0.25, (top + bottom) / 2, text, va="center", color=color, fontsize=9)
     ax.set(xlim=(-0.1, 10.1), ylim=(-STEP * 6 - 0.7, 0.7), aspect="equal")
     ax.set_axis_off()
     return ax
@@ -102,8 +109,14 @@ def vectors(points, role, *, labels=None, arrows=True, ax=None):
     halo = {"facecolor": "white", "edgecolor": "none", "pad": 0.5, "alpha": 0.8}
     for text, point, shift in zip(labels or (), points, outward, strict=False):
         ax.annotate(
-            text, point, 14 * shift, textcoords="offset points", ha="center", va="center",
-            color=style.color, bbox=halo,
+            text,
+            point,
+            14 * shift,
+            textcoords="offset points",
+            ha="center",
+            va="center",
+            color=style.color,
+            bbox=halo,
         )
     ax.margins(0.16)
     ax.set(aspect="equal", xlabel="component 1", ylabel="component 2")
@@ -128,10 +141,22 @@ def hull(points, role="value", *, ax=None):
     4
     """
     style, ax = find_role(role), new_axes(ax)
-    ax.fill(*convex_hull(points).T, facecolor="none", edgecolor=style.color, alpha=0.5,
-            hatch=style.hatch, linewidth=0, zorder=0.5)
-    ax.fill(*convex_hull(points).T, facecolor="none", edgecolor=style.color, zorder=0.6,
-            linestyle=style.linestyle)
+    ax.fill(
+        *convex_hull(points).T,
+        facecolor="none",
+        edgecolor=style.color,
+        alpha=0.5,
+        hatch=style.hatch,
+        linewidth=0,
+        zorder=0.5,
+    )
+    ax.fill(
+        *convex_hull(points).T,
+        facecolor="none",
+        edgecolor=style.color,
+        zorder=0.6,
+        linestyle=style.linestyle,
+    )
     return ax
 
 
