@@ -8,6 +8,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("MPLBACKEND", "Agg")
 
+import importlib.util
 import random
 import sys
 from pathlib import Path
@@ -26,3 +27,14 @@ def fixed_seeds():
     np.random.seed(0)  # noqa: NPY002  (libraries still draw from it)
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(0)
+
+
+@pytest.fixture
+def sample(monkeypatch):
+    """Return the practice of the sample chapter, freshly loaded, so that a test may break it."""
+    name = "practice.sample_chapter"
+    spec = importlib.util.spec_from_file_location(name, ROOT / "tests/data/sample_chapter.py")
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, name, module)
+    spec.loader.exec_module(module)
+    return module.practice

@@ -109,7 +109,7 @@ class Exercise:
             return Verdict("wrong", str(wrong))
         except Exception as error:
             if isinstance(error, NotImplementedError) and str(error) == self.todo:
-                return Verdict("unwritten", "\n  Put your code in place of the `raise` line above, "
+                return Verdict("unwritten", "\n  Write your code where `raise` stands, "
                                "run that cell, then this one.")
             return Verdict("error", _explain(error, answer))
         return Verdict("right", "1 mark" if self.marks == 1 else f"{self.marks} marks")
