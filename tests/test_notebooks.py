@@ -1,0 +1,420 @@
+"""Every chapter keeps the rules; each rule is seen red; running a chapter gives the same bytes."""
+
+import base64
+import copy
+import io
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from _tools import notebooks, rules
+from _tools.normal import dumps, normalise, small_png
+from _tools.placing import COLAB, place, practice_of
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+from PIL import Image
+
+BOOK = Path(__file__).parents[1] / "book"
+CHAPTERS = sorted(BOOK.glob("*.ipynb"))
+NAMES = [path.stem for path in CHAPTERS]
+
+
+# Every chapter
+
+@pytest.mark.parametrize("rule", rules.RULES, ids=lambda rule: rule.__name__)
+@pytest.mark.parametrize("path", CHAPTERS, ids=NAMES)
+def test_chapter(path, rule):
+    assert list(rule(notebooks.read(path))) == []
+
+
+@pytest.mark.parametrize("path", CHAPTERS, ids=NAMES)
+def test_practice_cells_are_the_generated_ones(path):
+    nb = notebooks.read(path)
+    assert list(rules.practice_problems(nb, practice_of(path.stem))) == []
+
+
+@pytest.mark.parametrize("path", CHAPTERS, ids=NAMES)
+def test_the_file_is_what_the_tools_write(path):
+    assert path.read_text(encoding="utf-8") == dumps(notebooks.with_practice(path))
+
+
+def test_no_two_figures_of_the_book_share_a_name():
+    names = [name for path in CHAPTERS for name in figure_names(notebooks.read(path))]
+    assert sorted(names) == sorted(set(names))
+
+
+def figure_names(nb):
+    return [cell.metadata["mystnb"]["figure"]["name"] for cell in nb.cells
+            if "name" in cell.metadata.get("mystnb", {}).get("figure", {})]
+
+
+# A small chapter that keeps every rule, and one broken thing at a time
+
+FIGURE = {"image": {"alt": "Two bars, the left one twice as high as the right one."},
+          "figure": {"caption": "Two weights.", "name": "fig-two-weights"}}
+SECOND = {"image": {"alt": "Two bars, the right one twice as high as the left one."},
+          "figure": {"caption": "The other two.", "name": "fig-other-weights"}}
+TEXT = """\
+# Sample chapter
+
+In 30 minutes.
+===
+## Objectives
+
+- [ ] compute a softmax
+===
+<div class="predict">
+
+**Predict.** Which one is larger?
+
+</div>
+===
+## Exercises
+===
+[practice: softmax_row]
+===
+[practice: score_deviation]
+===
+[practice: CausalMask]
+===
+## Take-away
+
+<div class="takeaway">
+
+One. Two. Three.
+
+</div>
+===
+## Quiz
+===
+[practice: quiz]
+===
+## What comes next
+===
+## For teachers
+===
+[practice: teachers]"""
+
+
+def png(color=(0, 90, 156), size=(7, 5)):
+    """Return a base64 PNG of one colour."""
+    file = io.BytesIO()
+    Image.new("RGB", size, color).save(file, "PNG")
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def figure_cell(settings):
+    return new_code_cell("print(weights)\nplt.bar([0, 1], weights)\nplt.show()", metadata={
+        "mystnb": copy.deepcopy(settings)}, outputs=[
+            new_output("stream", name="stdout", text="[0.6667 0.3333]\n"),
+            new_output("display_data", {"image/png": png(), "text/plain": "<Figure size 7x5>"})])
+
+
+@pytest.fixture
+def nb(sample):
+    """Return the small chapter: cell 4 imports, cells 5 and 6 are figures."""
+    cells = [new_markdown_cell(text) for text in TEXT.split("\n===\n")]
+    cells[3:3] = [new_code_cell("import math\n\nfrom practice.sample_chapter import practice"),
+                  figure_cell(FIGURE), figure_cell(SECOND)]
+    nb = place(new_notebook(cells=cells), sample)
+    for cell in nb.cells:
+        if cell.cell_type == "code" and "nbval-skip" not in cell.metadata.get("tags", ()):
+            cell.execution_count = 1
+    return normalise(nb)
+
+
+def problems(nb, practice):
+    found = {rule.__name__: list(rule(nb)) for rule in rules.RULES}
+    found["practice_problems"] = list(rules.practice_problems(nb, practice))
+    return {name: said for name, said in found.items() if said}
+
+
+def test_the_small_chapter_keeps_every_rule(nb, sample):
+    assert [cell.metadata.get("practice") for cell in nb.cells[2:5]] == [None, "colab/setup", None]
+    assert problems(nb, sample) == {}
+
+
+def source(text, cell=4):
+    return lambda nb: nb.cells[cell].update(source=text)
+
+
+def added(text, cell=4):
+    return lambda nb: nb.cells[cell].update(source=nb.cells[cell].source + text)
+
+
+def output(kind, **what):
+    return lambda nb: nb.cells[4].outputs.append(new_output(kind, **what))
+
+
+def prints(text):
+    return output("stream", name="stdout", text=text)
+
+
+def tags(*names, reason=""):
+    return lambda nb: nb.cells[4].metadata.update(tags=list(names), reason=reason)
+
+
+def alt(text):
+    return lambda nb: nb.cells[5].metadata.mystnb.image.update(alt=text)
+
+
+def figure(**settings):
+    return lambda nb: nb.cells[5].metadata.mystnb.figure.update(settings)
+
+
+def without(text):
+    """Return a change that drops every Markdown cell that begins with the text."""
+    def drop(nb):
+        kept = [cell for cell in nb.cells if not cell.source.startswith(text)]
+        assert len(kept) < len(nb.cells)
+        nb.cells = kept
+    return drop
+
+
+def swapped(nb):
+    start = next(i for i, c in enumerate(nb.cells) if c.metadata.get("practice", "")[:3] == "sof")
+    nb.cells[start:start + 8] = nb.cells[start + 4:start + 8] + nb.cells[start:start + 4]
+
+
+def of_practice(part, change):
+    def do(nb):
+        change(next(cell for cell in nb.cells if cell.metadata.get("practice") == part))
+    return do
+
+
+BROKEN = [
+    ("every_cell_was_run", lambda nb: nb.cells[4].update(execution_count=None), "never run"),
+    ("no_stderr_and_no_error", output("stream", name="stderr", text="Warning: x"), "Warning: x"),
+    ("no_stderr_and_no_error", output("error", ename="KeyError", evalue="x"), "KeyError"),
+    ("no_trailing_semicolon", source("ax.plot(x, '#005A9C');  # a line\n"), "ends in `;`"),
+    ("ids_are_unique", lambda nb: nb.cells[4].update(id=nb.cells[5].id), "id of another"),
+    ("ids_are_unique", lambda nb: nb.cells[4].pop("id"), "has no id"),
+    ("normal_form", lambda nb: nb.cells[4].metadata.update(iopub={"x": 1}), "normalise"),
+    ("normal_form", lambda nb: nb.cells[4].update(execution_count=7), "normalise"),
+    ("normal_form", lambda nb: nb.metadata.language_info.update(version="3.11.7"), "normalise"),
+    ("cells_are_short", source("x = 1\n" * 26), "has 26 lines"),
+    ("exemptions_have_reasons", tags("nbval-ignore-output"), "no reason"),
+    ("exemptions_have_reasons", tags("nbval-skip", reason="slow"), "no reason"),
+    ("exemptions_have_reasons", tags("raises-exception"), "no reason"),
+    ("no_network", source("!pip install attn"), "pip"),
+    ("no_network", source("%pip install attn"), "pip"),
+    ("no_network", source("data = fetch('https://example.org')"), "https"),
+    ("no_network", source("MNIST('.', download=True)"), "download"),
+    ("outputs_are_steady", prints("<object at 0x7f12ab34cd>"), "0x7f12ab34cd"),
+    ("outputs_are_steady", prints("saved to /home/me/x.png"), "/home/me/"),
+    ("outputs_are_steady", prints("0.30000000000000004"), "0.30000000000000004"),
+    ("outputs_are_steady", output("execute_result", data={"text/plain": "<a at 0x7f12ab34>"}),
+     "0x7f12ab34"),
+    ("figures_are_described", lambda nb: nb.cells[5].metadata.pop("mystnb"), "must say in words"),
+    ("figures_are_described", alt("Two bars."), "must say in words"),
+    ("figures_are_described", alt("../_build/jupyter_execute/0a1b2c3d4e.png"), "must say in words"),
+    ("figures_are_described", alt(SECOND["image"]["alt"]), "alt text of another"),
+    ("figures_are_described", figure(caption=""), "needs a caption"),
+    ("figures_are_described", figure(name="weights"), "starts with fig-"),
+    ("figures_are_described", figure(name="fig-other-weights"), "name of another"),
+    ("figures_are_described", lambda nb: nb.cells[5].outputs.append(nb.cells[5].outputs[1]),
+     "2 pictures"),
+    ("figures_have_a_number", lambda nb: nb.cells[5].outputs.pop(0), "neither prints nor asserts"),
+    ("markdown_pictures_are_described", added("\n![flow](flow.svg)", 1), "flow.svg"),
+    ("markdown_pictures_are_described", added('\n<img src="flow.svg">', 1), "<img"),
+    ("tags_are_closed", added("\n</div>", 1), "unequally often"),
+    ("tags_are_closed", added("\n<div class='x'>\n**not bold**\n\n</div>", 1), "blank line"),
+    ("anatomy", without("# Sample"), "one title"),
+    ("anatomy", added("\n# Another", 1), "one title"),
+    ("anatomy", source("# Sample chapter", 0), "minutes"),
+    ("anatomy", source("## Objectives", 1), "task list"),
+    ("anatomy", lambda nb: nb.cells.pop(2), "predict"),
+    *[("anatomy", without(f"## {title}"), "must have the sections") for title in rules.HEADINGS],
+    ("anatomy", lambda nb: nb.cells.reverse(), "in this order"),
+    ("practice_problems", of_practice("softmax_row/help", lambda c: c.update(source="?")),
+     "not up to date"),
+    ("practice_problems", of_practice("softmax_row/stub", lambda c: c.update(source="x = 1")),
+     "not up to date"),
+    ("practice_problems", without("# On Colab"), "not up to date"),
+    ("practice_problems", without('<div class="question"'), "[practice: quiz] is not placed"),
+    ("practice_problems", without('<details class="teachers"'), "teachers] is not placed"),
+    ("practice_problems", swapped, "out of order"),
+    ("practice_problems", source("[practice: softmx]", 2), "[practice: softmx] is not one of"),
+    ("practice_problems", source("import practice"), "no code cell says"),
+]
+
+
+@pytest.mark.parametrize(("rule", "break_it", "says"), BROKEN,
+                         ids=[f"{rule}-{i}" for i, (rule, *_) in enumerate(BROKEN)])
+def test_a_rule_finds(rule, break_it, says, nb, sample):
+    break_it(nb)
+    found = (rules.practice_problems(nb, sample) if rule == "practice_problems"
+             else getattr(rules, rule)(nb))
+    assert any(says in problem for problem in found)
+
+
+def test_every_rule_is_seen_red():
+    assert {rule.__name__ for rule in rules.RULES} < {rule for rule, *_ in BROKEN}
+
+
+@pytest.mark.parametrize(("rule", "change"), [
+    ("no_stderr_and_no_error", lambda nb: (tags("raises-exception", reason="shows the error")(nb),
+                                           output("error", ename="KeyError", evalue="x")(nb))),
+    ("outputs_are_steady", lambda nb: (tags("nbval-ignore-output", reason="a time in ms")(nb),
+                                       prints("0.30000000000000004 s")(nb))),
+    ("figures_have_a_number", lambda nb: (nb.cells[5].outputs.pop(0),
+                                          source("assert w[0] > w[1]\nplt.show()", 5)(nb))),
+    ("no_trailing_semicolon", source("%matplotlib inline\nx = ';'  # no;")),
+    ("outputs_are_steady", prints("3/4/5 tokens/s/head, 1/2/3")),
+])
+def test_a_rule_lets_pass(rule, change, nb, sample):
+    change(nb)
+    assert rule not in problems(nb, sample)
+
+
+# Placing
+
+def test_placing_twice_changes_nothing_and_keeps_outputs(nb, sample):
+    check = next(c for c in nb.cells if c.metadata.get("practice") == "softmax_row/check")
+    check.outputs = [new_output("stream", name="stdout", text="kept")]
+    assert dumps(place(nb, sample)) == dumps(nb)
+
+
+def test_a_changed_stub_loses_its_outputs_and_must_run_again(nb, sample):
+    stub = next(c for c in nb.cells if c.metadata.get("practice") == "softmax_row/stub")
+    stub.source += "\n# old"
+    again = place(nb, sample)
+    assert len(list(rules.every_cell_was_run(again))) == 1
+    assert list(rules.practice_problems(again, sample)) == []
+
+
+def test_the_colab_cell_is_harmless_elsewhere(monkeypatch):
+    monkeypatch.setattr(subprocess, "run", lambda *a, **k: pytest.fail("ran a command"))
+    exec(COLAB, {})
+
+
+def test_the_colab_cell_installs_without_torch_and_moves_to_the_book(monkeypatch, tmp_path):
+    commands = []
+    monkeypatch.setitem(sys.modules, "google.colab", object())
+    monkeypatch.setattr(subprocess, "run", lambda command, check: commands.append(command))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "attention-book/book").mkdir(parents=True)
+    exec(COLAB.replace("/content", str(tmp_path)), {})
+    assert commands == [[sys.executable, "-m", "pip", "install", "--quiet", "--no-deps",
+                         str(tmp_path / "attention-book")]]
+    assert Path.cwd() == tmp_path / "attention-book/book"
+    assert sys.path[0] == str(Path.cwd())
+
+
+# The normal form
+
+def test_normalising_twice_is_normalising_once(nb):
+    messy = copy.deepcopy(nb)
+    messy.metadata.update(widgets={}, kernelspec={"name": "other", "display_name": "x"})
+    messy.cells[4].update(execution_count=40, id="0a1b2c3d", source="x = 1  \n\n")
+    messy.cells[4].outputs = [new_output("stream", name="stdout", text=t) for t in "ab"]
+    messy.cells[5].outputs[1].metadata["needs_background"] = "light"
+    once = normalise(messy)
+    assert dumps(normalise(once)) == dumps(once)
+    assert once.cells[4].source == "x = 1"
+    assert [o.text for o in once.cells[4].outputs] == ["ab"]
+    assert once.cells[4].id.startswith("code-")
+    assert once.metadata == nb.metadata
+    assert once.cells[5].outputs == nb.cells[5].outputs
+    counts = [c.execution_count for c in once.cells if c.cell_type == "code"]
+    assert counts == [None, *range(1, len(counts))]
+
+
+def test_a_random_id_gives_way_to_one_that_hangs_on_the_text(nb):
+    for random in ("0a1b2c3d", "0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9"):
+        ids = []
+        for _ in range(2):
+            twice = copy.deepcopy(nb)
+            twice.cells[0].id, twice.cells[1].id = random, f"{random[:-1]}0"
+            twice.cells[1].source = twice.cells[0].source
+            ids.append([cell.id for cell in normalise(twice).cells[:2]])
+        assert ids[0] == ids[1]
+        assert ids[0][1] == f"{ids[0][0]}-2"
+
+
+@pytest.mark.parametrize("mode", ["RGB", "RGBA"])
+def test_a_picture_shrinks_once_and_looks_the_same(mode):
+    ramp = np.linspace(0, 255, 211)[None, :, None] * np.ones((157, 1, 3))
+    ramp[:, :, 0] = ramp[:, ::-1, 0]  # 211 colours in a ramp, and a line in a role's colour
+    ramp[80:83] = (0, 90, 156)
+    rng = np.random.default_rng(0)
+    pixels = np.clip(ramp + rng.normal(0, 2, ramp.shape) * (ramp != ramp[81]), 0, 255)
+    if mode == "RGBA":
+        pixels = np.concatenate([pixels, np.full((157, 211, 1), 255.0)], axis=2)
+    file = io.BytesIO()
+    Image.fromarray(pixels.astype(np.uint8)).save(file, "PNG", dpi=(150, 150))
+    encoded = base64.b64encode(file.getvalue()).decode()
+    small = small_png(encoded)
+    assert len(small) < 0.7 * len(encoded)
+    assert small_png(small) == small
+    image = Image.open(io.BytesIO(base64.b64decode(small)))
+    assert round(image.info["dpi"][0]) == 150
+    difference = np.abs(np.asarray(image.convert("RGB"), float) - pixels[..., :3])
+    assert difference[80:83].max() == 0
+    assert difference.mean() < 3
+
+
+def test_a_transparent_picture_stays_transparent():
+    pixels = np.random.default_rng(0).integers(0, 256, (37, 41, 4), dtype=np.uint8)
+    pixels[:19, :, 3] = 0
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    small = Image.open(io.BytesIO(base64.b64decode(small_png(
+        base64.b64encode(file.getvalue()).decode()))))
+    assert np.asarray(small.convert("RGBA"))[:19, :, 3].max() == 0
+
+
+# Running
+
+@pytest.fixture
+def book(nb, tmp_path):
+    """Return a folder with the small chapter, not yet run, and its practice."""
+    shutil.copytree(BOOK / "practice", tmp_path / "practice")
+    shutil.copy(Path(__file__).parent / "data/sample_chapter.py", tmp_path / "practice")
+    for cell in nb.cells[4:7]:
+        cell.source = cell.source.replace("plt.", "len").replace("weights", "[2, 1]")
+    nb.cells[5].source, nb.cells[6].source = "print(2, flush=True)\nprint(1)", "{1: 2}"
+    notebooks.write(tmp_path / "sample-chapter.ipynb", nb)
+    return tmp_path
+
+
+def test_run_executes_all_but_the_colab_cell_and_repeats_its_bytes(book, capsys):
+    path = book / "sample-chapter.ipynb"
+    assert notebooks.main(["run", "--book", str(book)]) == 0
+    first = path.read_bytes()
+    assert notebooks.main(["run", "sample-chapter", "--book", str(book)]) == 0
+    assert path.read_bytes() == first
+    assert "as before" in capsys.readouterr().out
+    nb = notebooks.read(path)
+    assert nb.cells[3].execution_count is None
+    assert nb.cells[5].outputs[0].text == "2\n1\n"
+    assert nb.cells[6].outputs[0].data["text/plain"] == "{1: 2}"
+    assert list(rules.every_cell_was_run(nb)) == []
+    told = next(c for c in nb.cells if c.metadata.get("practice") == "softmax_row/check")
+    assert "NOT WRITTEN YET" in told.outputs[0].text
+    assert notebooks.main(["check", "--book", str(book)]) == 0
+
+
+def test_a_chapter_that_fails_is_named_and_keeps_its_file(book, capsys):
+    path = book / "sample-chapter.ipynb"
+    nb = notebooks.read(path)
+    nb.cells[5].source = "1 / 0"
+    notebooks.write(path, nb)
+    before = path.read_bytes()
+    assert notebooks.main(["run", "--book", str(book)]) == 1
+    assert path.read_bytes() == before
+    out = capsys.readouterr().out
+    assert "ZeroDivisionError" in out
+    assert "not good: sample-chapter" in out
+
+
+def test_check_names_a_chapter_that_is_not_up_to_date(book, nb, capsys):
+    nb.cells[4].metadata["iopub"] = {"x": 1}
+    notebooks.write(book / "sample-chapter.ipynb", nb)
+    assert notebooks.main(["check", "--book", str(book)]) == 1
+    assert "not good: sample-chapter" in capsys.readouterr().out
+    assert notebooks.main(["practice", "--book", str(book)]) == 0
+    assert notebooks.main(["check", "--book", str(book)]) == 0
