@@ -15,6 +15,7 @@ from _tools.normal import dumps, normalise, small_png
 from _tools.placing import COLAB, place, practice_of
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 from PIL import Image
+from practice.cells import solution
 
 BOOK = Path(__file__).parents[1] / "book"
 CHAPTERS = sorted(BOOK.glob("*.ipynb"))
@@ -396,6 +397,22 @@ def test_run_executes_all_but_the_colab_cell_and_repeats_its_bytes(book, capsys)
     told = next(c for c in nb.cells if c.metadata.get("practice") == "softmax_row/check")
     assert "NOT WRITTEN YET" in told.outputs[0].text
     assert notebooks.main(["check", "--book", str(book)]) == 0
+
+
+def test_the_verdicts_in_a_kernel(book, sample):
+    nb = notebooks.read(book / "sample-chapter.ipynb")
+    cells = {cell.metadata.get("practice"): cell for cell in nb.cells}
+    cells["softmax_row/stub"].source = "def softmax_row(scores):\n    x = 1\n    return scores[7]"
+    cells["score_deviation/stub"].source = solution(sample.exercises["score_deviation"])
+    cells["CausalMask/stub"].source = "class CausalMask:\n    def dense(self, n):\n        ..."
+    notebooks.execute(nb, book)
+    said = [cells[f"{name}/check"].outputs[0].text for name in sample.exercises]
+    assert said == [
+        "Exercise 1 · softmax_row: not yet: your code raised IndexError: list index out of range, "
+        "in line 3: return scores[7]\n",
+        "Exercise 2 · score_deviation: correct (2 marks)\n",
+        "Exercise 3 · CausalMask: not yet: the check could not use your answer "
+        "(AttributeError: 'NoneType' object has no attribute 'dtype')\n"]
 
 
 def test_a_chapter_that_fails_is_named_and_keeps_its_file(book, capsys):
