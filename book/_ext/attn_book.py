@@ -14,7 +14,7 @@ def expand_modules(app, docname, source):
     """Turn each line ``% module attn.x`` of the API page into the section of that module."""
     if docname == "book/api":
         section = (
-            "## `{0}`\n\n```{{eval-rst}}\n.. automodule:: {0}\n   :members:\n   :show-inheritance:\n```"
+            "## `{0}`\n\n```{{eval-rst}}\n.. automodule:: {0}\n   :members:\n```"
         )
         source[0] = re.sub(
             r"^% module (\S+)$", lambda m: section.format(m[1]), source[0], flags=re.MULTILINE
@@ -22,7 +22,7 @@ def expand_modules(app, docname, source):
 
 
 def drop_unused_assets(app, pagename, templatename, context, doctree):
-    """Drop the scripts of thebe (loaded twice by Jupyter Book) and any web font."""
+    """Drop the scripts of thebe (loaded twice by Jupyter Book) and styles that do not serve."""
     kept, bodies = [], set()
     for script in context.get("script_files", []):
         name = str(getattr(script, "filename", script) or "")
@@ -37,7 +37,8 @@ def drop_unused_assets(app, pagename, templatename, context, doctree):
     context["css_files"] = [
         style
         for style in context.get("css_files", [])
-        if not re.search("fonts.googleapis|thebe", str(getattr(style, "filename", style)))
+        # book.css says how formulas stand; katex-math.css scrolls a part hidden from screen readers.
+        if not re.search("fonts.googleapis|thebe|katex-math", str(getattr(style, "filename", style)))
     ]
 
 
