@@ -61,9 +61,13 @@ def _cell(new, group, part, text):
 
 
 def _task(exercise):
-    marks = "1 mark" if exercise.marks == 1 else f"{exercise.marks} marks"
     return (f"### Exercise {exercise.number} · {exercise.title}\n\n"
-            f"*{marks} · {exercise.minutes} minutes*\n\n{exercise.statement}")
+            f"*{_marks(exercise)}*\n\n{exercise.statement}")
+
+
+def _marks(exercise):
+    marks = "1 mark" if exercise.marks == 1 else f"{exercise.marks} marks"
+    return f"{marks} · {exercise.minutes} minutes"
 
 
 def _help(exercise):
@@ -96,12 +100,11 @@ def summary_html(text):
 
 def _teachers(practice):
     """Fold the answer key and what each common wrong answer is told, found by running it."""
-    rows = ["| exercise | marks | minutes | common wrong answer | what the check says |",
-            "|---|---|---|---|---|"]
+    rows = ["| exercise | common wrong answer | what the check says |", "|---|---|---|"]
     for task in practice.exercises.values():
-        for wrong in task.wrong_answers:
-            cells = [f"{task.number} · {task.title}", str(task.marks), str(task.minutes),
-                     wrong.label, task.judge(wrong.function).text]
+        for i, wrong in enumerate(task.wrong_answers):
+            worth = f"{task.number} · {_marks(task)}" if i == 0 else str(task.number)
+            cells = [worth, wrong.label, task.judge(wrong.function).text]
             rows.append("| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |")
     key = ", ".join(f"{n} {letter}" for n, letter in enumerate(answer_key(practice), 1))
     return fold("teachers", "Common wrong answers, and the answers of the quiz",
