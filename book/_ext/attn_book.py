@@ -21,6 +21,11 @@ def expand_modules(app, docname, source):
         )
 
 
+def always_finish(app, env, added, changed, removed):
+    """Rebuild the landing page each time, for Sphinx copies changed style sheets only if it builds."""
+    return [app.config.root_doc]
+
+
 def drop_unused_assets(app, pagename, templatename, context, doctree):
     """Drop the scripts of thebe (loaded twice by Jupyter Book) and styles that do not serve."""
     kept, bodies = [], set()
@@ -69,6 +74,7 @@ def mend_pages(app, error):
 
 
 def setup(app):
+    app.connect("env-get-outdated", always_finish)
     app.connect("source-read", expand_modules)
     app.connect("html-page-context", drop_unused_assets, priority=900)
     app.connect("build-finished", mend_pages)
