@@ -21,6 +21,13 @@ def expand_modules(app, docname, source):
         )
 
 
+def part_source(app, what, name, obj, options, lines):
+    """End napoleon's section (two empty lines do) before the paragraph that names the source."""
+    for number in range(len(lines) - 1, -1, -1):
+        if lines[number].startswith("Source: "):
+            lines[number : number + 1] = ["", "**Source:** " + lines[number][len("Source: ") :]]
+
+
 def always_finish(app, env, added, changed, removed):
     """Rebuild the landing page each time, for Sphinx copies changed style sheets only if it builds."""
     return [app.config.root_doc]
@@ -74,6 +81,7 @@ def mend_pages(app, error):
 
 
 def setup(app):
+    app.connect("autodoc-process-docstring", part_source, priority=400)
     app.connect("env-get-outdated", always_finish)
     app.connect("source-read", expand_modules)
     app.connect("html-page-context", drop_unused_assets, priority=900)
