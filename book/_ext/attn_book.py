@@ -6,7 +6,6 @@ builds rewrite only the pages that changed.
 """
 
 import re
-import shutil
 from pathlib import Path
 
 
@@ -29,7 +28,7 @@ def part_source(app, what, name, obj, options, lines):
 
 
 def always_finish(app, env, added, changed, removed):
-    """Rebuild the landing page each time, for Sphinx copies changed style sheets only if it builds."""
+    """Rebuild the landing page each time: Sphinx copies style sheets only when it builds a page."""
     return [app.config.root_doc]
 
 
@@ -46,12 +45,10 @@ def drop_unused_assets(app, pagename, templatename, context, doctree):
         bodies.add(body)
         kept.append(script)
     context["script_files"] = kept
-    context["css_files"] = [
-        style
-        for style in context.get("css_files", [])
-        # book.css says how formulas stand; katex-math.css scrolls a part hidden from screen readers.
-        if not re.search("fonts.googleapis|thebe|katex-math", str(getattr(style, "filename", style)))
-    ]
+    # book.css says how formulas stand; katex-math.css scrolls a part hidden from screen readers.
+    unused = re.compile("fonts.googleapis|thebe|katex-math")
+    styles = context.get("css_files", [])
+    context["css_files"] = [s for s in styles if not unused.search(str(getattr(s, "filename", s)))]
 
 
 EDITS = [

@@ -1,0 +1,228 @@
+"""The repository's own rules: what may import what, how long a file is, what a docstring says."""
+
+import ast
+import inspect
+import re
+import subprocess
+import sys
+from importlib import import_module
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+MAX_LINES = 250
+
+# Who may import whom inside attn; `checks` serves every file.
+ARROWS = {
+    "attention": {"masks", "operands"},
+    "blockwise": {"masks", "operands"},
+    "audit": {"masks"},
+    "heads": {"attention", "cache"},
+    "backward": {"attention", "operands"},
+    "additive": {"attention"},
+    "check": {"attention"},
+    "operands": {"masks"},  # what attention, blockwise and backward do before the first product
+    "masks": set(),
+    "conventions": set(),
+    "positions": set(),
+    "cache": set(),
+    "checks": set(),
+    "plotting": set(),
+}
+PARTS = {  # a part: the file that it belongs to, whose arrows it shares
+    "algebra": "masks",
+    "layout": "masks",
+    "spans": "masks",
+    "head_checks": "heads",
+    "position_checks": "positions",
+    "tiles": "blockwise",
+    "workers": "blockwise",
+    "palette": "plotting",
+    "cells": "plotting",
+    "diagrams": "plotting",
+}
+CHECKS = {"checks", "head_checks", "position_checks"}  # from shapes and dtypes alone, for both
+TORCH_ARROWS = {"masks", "cache"}  # and their parts; never attn.attention or another twin's sums
+
+FILES = sorted((ROOT / "attn").rglob("*.py"))
+NAMES = {path: ".".join(path.relative_to(ROOT).with_suffix("").parts) for path in FILES}
+
+
+def modules_imported(tree, whole):
+    """Return the modules that a file imports; those of attn as written, others by first name."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{whole}: relative import"
+            if node.module in ("attn", "attn.torch"):  # from attn import checks
+                found |= {f"{node.module}.{alias.name}" for alias in node.names}
+            else:
+                found.add(node.module)
+    return found
+
+
+def imports(path):
+    return modules_imported(ast.parse(path.read_text(encoding="utf-8")), path.name)
+
+
+def owner(name):
+    return PARTS.get(name, name)
+
+
+def forbidden(path):
+    """Return the imports of a file of attn that no arrow allows."""
+    name = NAMES[path].removeprefix("attn.")
+    inside = {module.removeprefix("attn.") for module in imports(path) if module.startswith("attn")}
+    if name.startswith("torch."):
+        own = {module for module in inside if module.startswith("torch.")}
+        parts = {module for module in inside - own if owner(module) in TORCH_ARROWS}
+        return inside - own - parts - CHECKS
+    allowed = ARROWS[owner(name)] | {owner(name), "checks"}
+    return {module for module in inside if owner(module) not in allowed}
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if p.stem != "__init__"], ids=NAMES.get)
+def test_imports_follow_the_arrows(path):
+    assert forbidden(path) == set()
+
+
+@pytest.mark.parametrize("path", FILES, ids=NAMES.get)
+def test_attn_knows_no_book_and_few_libraries(path):
+    first = {module.split(".")[0] for module in imports(path)} - set(sys.stdlib_module_names)
+    allowed = {"attn", "numpy"}
+    if "torch" in path.parts:
+        allowed |= {"torch"}
+    if owner(path.stem) == "plotting":
+        allowed |= {"matplotlib"}
+    if owner(path.stem) == "blockwise":
+        allowed |= {"threadpoolctl"}
+    assert first <= allowed
+
+
+@pytest.mark.parametrize("path", FILES, ids=NAMES.get)
+def test_files_stay_short(path):
+    lines = path.read_text(encoding="utf-8").count("\n")
+    assert lines <= MAX_LINES
+
+
+def test_import_attn_is_light():
+    code = "import attn, sys; print(*{'torch', 'matplotlib', 'threadpoolctl'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
+# --- Docstrings -----------------------------------------------------------------------------------
+
+
+def public():
+    """Return (address, object) of each public function and class of attn and attn.torch."""
+    found = {}
+    for package in ("attn", "attn.torch"):
+        module = import_module(package)
+        for name in module.__all__:
+            thing = getattr(module, name)
+            if thing not in found.values():
+                found[f"{package}.{name}"] = thing
+    return found
+
+
+def is_rule(thing):
+    return inspect.isclass(thing) and issubclass(thing, import_module("attn").Mask)
+
+
+def missing_parts(thing):
+    """Return the parts that a docstring lacks; a mask rule needs no more than its summary."""
+    text = inspect.getdoc(thing) or ""
+    summary = text.split("\n")[0]
+    missing = [] if summary.endswith(".") else ["a summary line that ends in a full stop"]
+    if is_rule(thing):
+        return missing
+    source = inspect.getsource(thing)
+    signature = inspect.signature(thing)
+    wanted = {"Examples": True}
+    wanted["Parameters"] = bool(signature.parameters)
+    if inspect.isclass(thing):
+        if "Attributes\n" not in text and "Parameters\n" not in text:
+            missing.append("Attributes")
+    else:
+        wanted["Returns"] = True
+    wanted["Raises"] = bool(re.search(r"\braise \w|\bchecks\.", source))
+    for part, needed in wanted.items():
+        if needed and not re.search(rf"^{part}\n-+$", text, re.MULTILINE):
+            missing.append(part)
+    if not re.search(r"^Source: \S", text, re.MULTILINE):
+        missing.append("Source")
+    if ">>> " not in text:
+        missing.append("a doctest")
+    if "Parameters" not in missing:
+        block = text.partition("Parameters\n")[2].partition("\n\n")[0]
+        missing += [name for name in signature.parameters if not re.search(rf"\b{name}\b", block)]
+    return missing
+
+
+@pytest.mark.parametrize("address", public())
+def test_docstrings_are_whole(address):
+    assert missing_parts(public()[address]) == []
+
+
+def test_every_public_name_is_in_the_api_reference():
+    page = (ROOT / "book" / "api.md").read_text(encoding="utf-8")
+    shown = set()
+    for name in re.findall(r"^% module (\S+)$", page, re.MULTILINE):
+        module = import_module(name)
+        own = [thing for thing in vars(module).values()
+               if getattr(thing, "__module__", None) == name]
+        shown |= {id(thing) for thing in own}
+        shown |= {id(getattr(module, thing)) for thing in getattr(module, "__all__", [])}
+    assert [address for address, thing in public().items() if id(thing) not in shown] == []
+
+
+# --- Tools ----------------------------------------------------------------------------------------
+
+
+def test_jupyter_book_is_the_one_that_keeps_the_configuration():
+    assert version("jupyter-book").split(".")[0] == "1"
+
+
+def requirements(name):
+    lines = (ROOT / name).read_text(encoding="utf-8").splitlines()
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def test_every_requirement_is_pinned():
+    lines = requirements("requirements.txt")
+    assert lines[-1] == "-e ."
+    loose = [line for line in lines[:-1] + requirements("requirements-lab.txt")
+             if not re.fullmatch(r"[\w.-]+(==[\w.]+|~=\d+\.\d+\.\d+)", line)]
+    assert loose == []
+    assert "torch==2.13.0" in lines
+
+
+def test_the_style_sheet_of_katex_has_the_version_of_its_script():
+    style = (ROOT / "book" / "_static" / "katex" / "katex.min.css").read_text(encoding="utf-8")
+    assert f'content:"{import_module("sphinxcontrib.katex").katex_version}"' in style
+
+
+def test_ci_runs_the_test_command_of_the_readme():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    command = re.search(r"^(make test)\b", readme, re.MULTILINE)[1]
+    last = (ROOT / ".ci" / "run").read_text(encoding="utf-8").strip().splitlines()[-1]
+    assert last == f"REQUIRE_BROWSER=1 {command}"
+    workflow = (ROOT / ".github" / "workflows" / "test.yml").read_text(encoding="utf-8")
+    assert "run: bash .ci/run" in workflow
+
+
+def test_the_address_of_the_repository_is_the_same_everywhere():
+    files = ["_config.yml", "pyproject.toml", "CITATION.cff", "CONTRIBUTING.md"]
+    files += [str(path.relative_to(ROOT)) for path in sorted((ROOT / "book").glob("*.ipynb"))]
+    found = {name: set(re.findall(r"github\.com/([\w.-]+/[\w.-]+?)(?:\.git)?[\"'\s,)@\\]",
+                                  (ROOT / name).read_text(encoding="utf-8"))) for name in files}
+    config = re.search(r"url: https://github.com/(\S+)",
+                       (ROOT / "_config.yml").read_text(encoding="utf-8"))[1]
+    own = config.split("/")[0]
+    assert {address for addresses in found.values() for address in addresses
+            if address.split("/")[0] == own} == {config}
