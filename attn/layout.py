@@ -75,7 +75,7 @@ def positions(q_len, k_len, q_offset, batch, heads):
     start = np.reshape(0 if q_offset is None else q_offset, (-1, 1, 1, 1))
     return (
         np.arange(batch)[:, None, None, None],
-        np.arange(heads)[:, None, None],
+        np.arange(heads)[None, :, None, None],
         start + np.arange(q_len)[:, None],
         np.arange(k_len)[None, None, None],
     )

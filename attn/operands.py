@@ -29,15 +29,19 @@ class Call(NamedTuple):
     sink: np.ndarray | None  # (H,)
 
 
-def prepare(query, key, value, mask, *, bias, scale, softcap, sink, q_offset):
-    """Check a call and bring its operands to the one form that the formulas below are written in."""
+def check_call(query, key, value, mask, **options):
+    """Refuse a bad call in the words that every function of the family shares; hand on its sizes."""
     operands = {"query": query, "key": key, "value": value}
     checks.arrays(np.ndarray, **{name: x for name, x in operands.items() if x is not None})
     size = checks.sizes(query.shape, key.shape, None if value is None else value.shape)
-    checks.options(
-        size, mask, bias=bias, scale=scale, softcap=softcap, sink=sink, q_offset=q_offset,
-        read_values=True,
-    )  # fmt: skip
+    checks.options(size, mask, **options, read_values=True)
+    return size
+
+
+def prepare(query, key, value, mask, *, bias, scale, softcap, sink, q_offset):
+    """Check a call and bring its operands to the one form that the formulas below are written in."""
+    options = dict(bias=bias, scale=scale, softcap=softcap, sink=sink, q_offset=q_offset)
+    size = check_call(query, key, value, mask, **options)
     wide = working_dtype(query.dtype)
     bias = None if bias is None else four_axes(bias, size).astype(wide, copy=False)
     keep = kept_pairs(mask, bias, q_offset, size)

@@ -61,7 +61,7 @@ def allowed_pairs(mask, q_len, k_len, q_offset, batch, heads, device):
     """A rule as a tensor in which every axis that the rule ignores has length 1."""
     start = torch.as_tensor(0 if q_offset is None else q_offset, device=device)
     b = torch.arange(batch, device=device)[:, None, None, None]
-    h = torch.arange(heads, device=device)[:, None, None]
+    h = torch.arange(heads, device=device)[None, :, None, None]
     q = start.reshape(-1, 1, 1, 1) + torch.arange(q_len, device=device)[:, None]
     k = torch.arange(k_len, device=device)[None, None, None]
     allowed = on_device(mask, device)(b, h, q, k)
