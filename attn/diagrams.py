@@ -4,11 +4,13 @@ Draws through `attn.plotting`; takes plain arrays and knows nothing about attent
 """
 
 import numpy as np
+from matplotlib.patches import FancyBboxPatch
 
 from attn.palette import INK, ROLES, find_role
-from attn.plotting import new_axes, rounded_box
+from attn.plotting import new_axes
 
 GREY = "#59636E"
+HALO = {"facecolor": "white", "edgecolor": "none", "pad": 0.5, "alpha": 0.9}  # behind a label
 HEIGHT, STEP = 1.16, 1.75  # of a box and from row to row, in the units of FLOW
 # name, symbol, shape, role, left, right, row from the top
 FLOW = (
@@ -56,7 +58,7 @@ def flow_diagram(*, ax=None):
         x, y = (left + right) / 2, -STEP * row
         style, color = ROLES.get(role), ROLES[role].color if role else INK
         edge = {"color": color, "linestyle": style.linestyle} if style else {"color": GREY}
-        rounded_box(ax, (x, y), (right - left, HEIGHT), fill=(edge["color"], 0.07), **edge)
+        _add_box(ax, (x, y), (right - left, HEIGHT), fill=(edge["color"], 0.07), **edge)
         middle = {"ha": "center", "va": "center"}
         ax.text(x, y + 0.22, f"{name}  {symbol}", color=color, weight="bold", **middle)
         ax.text(x, y - 0.27, shape, color=INK, fontsize=9, **middle)
@@ -106,7 +108,6 @@ def vectors(points, role, *, labels=None, arrows=True, ax=None):
     ax.plot(*points.T, linestyle="", marker=style.marker, color=style.color, markersize=7)
     outward = points - (0 if arrows else points.mean(axis=0))
     outward /= np.maximum(np.linalg.norm(outward, axis=1, keepdims=True), 1e-12)
-    halo = {"facecolor": "white", "edgecolor": "none", "pad": 0.5, "alpha": 0.8}
     for text, point, shift in zip(labels or (), points, outward, strict=False):
         ax.annotate(
             text,
@@ -116,7 +117,7 @@ def vectors(points, role, *, labels=None, arrows=True, ax=None):
             ha="center",
             va="center",
             color=style.color,
-            bbox=halo,
+            bbox=HALO,
         )
     ax.margins(0.16)
     ax.set(aspect="equal", xlabel="component 1", ylabel="component 2")
@@ -160,6 +161,47 @@ def hull(points, role="value", *, ax=None):
     return ax
 
 
+def mixture(weights, values, *, labels=None, name="output", ax=None):
+    """Draw a weighted average inside the hull of the values, tied to each by a line.
+
+    Parameters
+    ----------
+    weights : array of shape (n,)
+        Written on the lines, which are the thicker the larger the weight.
+    values : array of shape (n, 2)
+    labels : sequence of str, optional
+        One for each value.
+    name : str
+        Label of the average.
+
+    Returns
+    -------
+    Axes
+
+    Raises
+    ------
+    ValueError
+        Not one weight for each value, or what `vectors` refuses.
+
+    >>> ax = mixture([0.25, 0.75], [[0, 0], [4, 0]])
+    >>> ax.lines[-1].get_xydata().tolist()  # the star
+    [[3.0, 0.0]]
+    """
+    weights, values, style = np.asarray(weights, float), _check_points(values), ROLES["weight"]
+    if weights.shape != (len(values),):
+        raise ValueError(f"weights: expected shape ({len(values)},); got {weights.shape}")
+    ax = vectors(values, "value", labels=labels, arrows=False, ax=hull(values, ax=ax))
+    output = weights @ values
+    middle = {"ha": "center", "va": "center", "bbox": HALO}
+    for weight, value in zip(weights, values, strict=True):
+        line = {"color": style.color, "linestyle": style.linestyle, "linewidth": 7 * weight}
+        ax.plot(*np.transpose([value, output]), zorder=1.5, **line)
+        ax.text(*(0.45 * value + 0.55 * output), f"{weight:.3f}", color=style.color, **middle)
+    ax.plot(*output, linestyle="", marker="*", color=INK, markersize=13)
+    ax.annotate(name, output, (0, 13), textcoords="offset points", weight="bold", **middle)
+    return ax
+
+
 def convex_hull(points):
     """Corners of the smallest convex polygon that holds the points, anticlockwise.
 
@@ -172,6 +214,14 @@ def convex_hull(points):
     ordered = np.unique(_check_points(points), axis=0)
     lower, upper = _chain(ordered), _chain(ordered[::-1])
     return np.array(lower[:-1] + upper[:-1] or lower)
+
+
+def _add_box(ax, center, size, *, color, fill, linestyle="-"):
+    (x, y), (width, height) = center, size
+    corner, style = (x - width / 2, y - height / 2), "round,pad=0,rounding_size=0.15"
+    box = FancyBboxPatch(corner, width, height, boxstyle=style, facecolor=fill, edgecolor=color)
+    box.set(linestyle=linestyle, linewidth=1.6)
+    ax.add_patch(box)
 
 
 def _chain(ordered):

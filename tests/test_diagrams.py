@@ -166,11 +166,35 @@ def test_hull_is_drawn_around_the_points_with_the_hatch_of_the_role():
     assert to_hex(edge.get_edgecolor()).upper() == plotting.ROLES["value"].color
 
 
+def test_mixture_is_the_weighted_average_tied_to_its_values_by_their_weights():
+    weights = [0.5, 0.2, 0.3]
+    ax = diagrams.mixture(weights, VALUES, labels=["v1", "v2", "v3"], name="c")
+    points, *ties, star = ax.lines
+    np.testing.assert_array_equal(points.get_xydata(), VALUES)
+    np.testing.assert_allclose(star.get_xydata(), [[5.0, 1.3]])  # 0.5·10 | 0.2·5 + 0.3·1
+    for tie, value, weight in zip(ties, VALUES, weights, strict=True):
+        np.testing.assert_allclose(tie.get_xydata(), [value, [5.0, 1.3]])
+        assert tie.get_linewidth() == pytest.approx(7 * weight)
+        assert (tie.get_color(), tie.get_linestyle()) == ("#8A2F7C", "-.")
+    texts = [text.get_text() for text in ax.texts]
+    assert texts == ["v1", "v2", "v3", "0.500", "0.200", "0.300", "c"]
+    for text, value in zip(ax.texts[3:6], VALUES, strict=True):  # each number on its own line
+        along, across = np.array([[5.0, 1.3] - value, text.get_position() - value])
+        assert along[0] * across[1] == pytest.approx(along[1] * across[0])
+    assert len(ax.patches) == 2  # the hull
+
+
+def test_mixture_needs_one_weight_for_each_value():
+    with pytest.raises(ValueError, match=r"weights: expected shape \(3,\); got \(2,\)"):
+        diagrams.mixture([0.5, 0.5], VALUES)
+
+
 def test_diagrams_draw_on_the_axes_they_are_given():
     _, ax = plt.subplots()
     assert diagrams.hull(VALUES, ax=ax) is ax
     assert diagrams.vectors(VALUES, "value", ax=ax) is ax
     assert diagrams.flow_diagram(ax=ax) is ax
+    assert diagrams.mixture(np.full(3, 1 / 3), VALUES, ax=ax) is ax
     assert len(plt.get_fignums()) == 1
 
 
