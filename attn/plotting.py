@@ -1,7 +1,7 @@
 """Figures of matrices, masks and measurements in the book's one style; each returns Axes.
 
-The only file of the package that imports matplotlib, so that ``import attn`` needs NumPy alone.
-It takes plain arrays and knows nothing about attention; `attn.diagrams` draws the mechanism.
+Only this file and `attn.diagrams`, which draws the mechanism, import matplotlib, so that
+``import attn`` needs NumPy alone. They take plain arrays and know nothing about attention.
 """
 
 from pathlib import Path
@@ -9,15 +9,10 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.colors import ListedColormap
-from matplotlib.patches import FancyBboxPatch
 
 from attn import cells
-from attn.palette import INK, ROLES, Role, line_styles, number_color, role_label
+from attn.palette import INK, ROLES, line_styles, number_color, role_label
 
-__all__ = [
-    "ROLES", "Role", "fit_slope", "heat_map", "line_styles", "mask_map", "new_axes", "number_color",
-    "power_law", "rounded_box", "use_style",
-]
 SEQUENTIAL = "viridis"
 
 
@@ -35,18 +30,20 @@ def new_axes(ax, size=None):
     return plt.subplots(figsize=size)[1] if ax is None else ax
 
 
-def rounded_box(ax, center, size, *, color, linestyle="-", fill="white"):
-    """Add a box with round corners, in data units, and return its patch."""
-    (x, y), (width, height) = center, size
-    return ax.add_patch(FancyBboxPatch(
-        (x - width / 2, y - height / 2), width, height, boxstyle="round,pad=0,rounding_size=0.15",
-        edgecolor=color, facecolor=fill, linestyle=linestyle, linewidth=1.6,
-    ))
-
-
 def heat_map(
-    matrix, *, ax=None, row_labels=None, column_labels=None, row_name="query", column_name="key",
-    cell_name="weight", numbers=None, decimals=2, vmin=0.0, vmax=1.0, colorbar=None,
+    matrix,
+    *,
+    ax=None,
+    row_labels=None,
+    column_labels=None,
+    row_name="query",
+    column_name="key",
+    cell_name="weight",
+    numbers=None,
+    decimals=2,
+    vmin=0.0,
+    vmax=1.0,
+    colorbar=None,
 ):
     """Matrix as colours, with its numbers in the cells where they fit.
 
@@ -100,8 +97,15 @@ def heat_map(
 
 
 def mask_map(
-    allowed, *, ax=None, row_labels=None, column_labels=None, row_name="query", column_name="key",
-    block_size=None, block_map=None,
+    allowed,
+    *,
+    ax=None,
+    row_labels=None,
+    column_labels=None,
+    row_name="query",
+    column_name="key",
+    block_size=None,
+    block_map=None,
 ):
     """Mask as a picture: visible cells filled, hidden cells white and hatched.
 

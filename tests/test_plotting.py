@@ -220,8 +220,11 @@ def test_mask_map_fills_visible_cells_and_hatches_hidden_ones():
     assert (ax.get_ylabel(), ax.get_xlabel()) == ("● query", "■ key")
 
 
-def test_mask_map_hatches_nothing_where_all_is_visible():
-    assert hatched_cells(plotting.mask_map(np.ones((2, 5), dtype=bool))) == set()
+@pytest.mark.parametrize("seen", [True, False])
+def test_mask_map_of_one_kind_keeps_its_two_colours(seen):
+    ax = plotting.mask_map(np.full((2, 5), seen))
+    assert ax.images[0].get_clim() == (0, 1)
+    assert len(hatched_cells(ax)) == (0 if seen else 10)
 
 
 def test_mask_map_rules_the_tiles():
@@ -331,7 +334,8 @@ def test_power_law_fits_from_where_it_is_told():
     y = np.array([5.0, 5, 16, 64, 256])
     ax = plotting.power_law(n, {"a": y}, xlabel="n", ylabel="s", fit_from=4)
     assert ax.get_legend().get_texts()[0].get_text() == "a: slope 2.00"
-    band = ax.lines[1]
+    line, band = ax.lines
+    np.testing.assert_array_equal(line.get_ydata(), y)
     np.testing.assert_array_equal(band.get_xdata(), [4, 8, 16])
     np.testing.assert_allclose(band.get_ydata(), [16, 64, 256], rtol=1e-12)
 
