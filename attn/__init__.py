@@ -4,6 +4,8 @@ The map, in reading order
     attention   softmax, the weights, scaled dot-product attention
     masks       who may see whom, as rules that combine with & | ~
     heads       several attentions side by side, and what they may share
+    positions   how order gets in: waves, rotations, distances
+    cache       what to keep, so that each new token costs one row
 
 The legend of letters, one meaning everywhere
     B batch · H query heads · Hkv key/value heads · G = H // Hkv query heads per key head
@@ -15,6 +17,7 @@ figures `from attn import plotting`.
 """
 
 from attn.attention import attention_weights, scaled_dot_product_attention, softmax
+from attn.cache import KVCache
 from attn.heads import merge_heads, multi_head_attention, repeat_kv, split_heads
 from attn.masks import (
     And,
@@ -30,11 +33,13 @@ from attn.masks import (
     block_map,
     dense_mask,
 )
+from attn.positions import alibi_bias, alibi_slopes, rotary, sinusoidal_positions
 
 __all__ = [
     "And",
     "Causal",
     "Dilated",
+    "KVCache",
     "KeyPadding",
     "Mask",
     "Not",
@@ -42,13 +47,17 @@ __all__ = [
     "PrefixLM",
     "SameDocument",
     "SlidingWindow",
+    "alibi_bias",
+    "alibi_slopes",
     "attention_weights",
     "block_map",
     "dense_mask",
     "merge_heads",
     "multi_head_attention",
     "repeat_kv",
+    "rotary",
     "scaled_dot_product_attention",
+    "sinusoidal_positions",
     "softmax",
     "split_heads",
 ]

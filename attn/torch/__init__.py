@@ -5,6 +5,7 @@ with it, so their agreement is evidence. Rules and their algebra are the very sa
 no attention_backward: autograd replaces it.
 """
 
+from attn.cache import KVCache
 from attn.masks import (
     And,
     Causal,
@@ -27,11 +28,13 @@ from attn.torch.heads import (
     split_heads,
 )
 from attn.torch.masks import dense_mask
+from attn.torch.positions import alibi_bias, alibi_slopes, rotary, sinusoidal_positions
 
 __all__ = [
     "And",
     "Causal",
     "Dilated",
+    "KVCache",
     "KeyPadding",
     "Mask",
     "MultiHeadAttention",
@@ -40,13 +43,17 @@ __all__ = [
     "PrefixLM",
     "SameDocument",
     "SlidingWindow",
+    "alibi_bias",
+    "alibi_slopes",
     "attention_weights",
     "block_map",
     "dense_mask",
     "merge_heads",
     "multi_head_attention",
     "repeat_kv",
+    "rotary",
     "scaled_dot_product_attention",
+    "sinusoidal_positions",
     "softmax",
     "split_heads",
 ]
