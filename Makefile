@@ -10,9 +10,9 @@ LAB_STAMP := $(VENV)/.lab
 HTML := _build/html
 PORT ?= 8000
 
-# Tests run in two processes; one thread each keeps them from fighting for the cores.
-TESTED := OMP_NUM_THREADS=1 MPLBACKEND=agg
-PYTEST := $(TESTED) $(RUN) -m pytest -q -n 2
+# Tests run in two processes; one thread each keeps them from fighting for the cores. A backend
+# named outside would keep the kernels of the chapters from showing their figures.
+PYTEST := env -u MPLBACKEND OMP_NUM_THREADS=1 $(RUN) -m pytest -q -n 2
 
 .DEFAULT_GOAL := help
 .PHONY: help book serve site test lint unit chapters pages lab bench notebooks clean force

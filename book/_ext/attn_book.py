@@ -20,10 +20,15 @@ def expand_modules(app, docname, source):
         )
 
 
-def part_source(app, what, name, obj, options, lines):
-    """End napoleon's section (two empty lines do) before the paragraph that names the source."""
+def plain_docstring(app, what, name, obj, options, lines):
+    """Let a docstring be plain text: |x| is no substitution, and Source: ends a section."""
+    in_code = False
+    for number, line in enumerate(lines):
+        in_code = line.lstrip().startswith(">>>") or (in_code and line.strip() != "")
+        if not in_code:
+            lines[number] = re.sub(r"`[^`]*`|\|", lambda m: r"\|" if m[0] == "|" else m[0], line)
     for number in range(len(lines) - 1, -1, -1):
-        if lines[number].startswith("Source: "):
+        if lines[number].startswith("Source: "):  # napoleon ends a section at two empty lines
             lines[number : number + 1] = ["", "**Source:** " + lines[number][len("Source: ") :]]
 
 
@@ -78,7 +83,7 @@ def mend_pages(app, error):
 
 
 def setup(app):
-    app.connect("autodoc-process-docstring", part_source, priority=400)
+    app.connect("autodoc-process-docstring", plain_docstring, priority=400)
     app.connect("env-get-outdated", always_finish)
     app.connect("source-read", expand_modules)
     app.connect("html-page-context", drop_unused_assets, priority=900)
