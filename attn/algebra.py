@@ -3,6 +3,7 @@
 The rules themselves are in attn.masks. Imports attn.checks only.
 """
 
+import copy
 from dataclasses import dataclass
 
 from attn import checks
@@ -40,7 +41,7 @@ class Mask:
 
     def __bool__(self):
         raise TypeError(
-            f"{self!r} is a rule, not a truth value: combine rules with & | ~ (not and, or, not) and "
+            f"{self!r} is a rule, not a truth value: combine rules with & | ~ (not and, or, not), "
             "see its pairs with dense_mask(rule, L, S)"
         )
 
@@ -49,8 +50,8 @@ class Mask:
         if self.compares_positions and q_len != k_len and q_offset is None:
             hint = checks.UPPER_LEFT_OR_LOWER_RIGHT.format(k_len - q_len)
             raise ValueError(
-                f"mask {self!r} compares positions, but L = {q_len} queries and S = {k_len} keys can "
-                f"be lined up in several ways: {hint}"
+                f"mask {self!r} compares positions, but L = {q_len} queries and S = {k_len} keys "
+                f"can be lined up in several ways: {hint}"
             )
         self.check_fields(q_len, k_len, batch, 0 if q_offset is None else q_offset, read_values)
 
@@ -77,7 +78,7 @@ class _Combined(Mask):
                 what = "array" if hasattr(part, "dtype") else type(part).__name__
                 raise TypeError(
                     f"& | ~ combine rules with rules, got a rule with {what}: write "
-                    "dense_mask(rule, L, S, …) & array, or subclass attn.Mask for a rule of your own"
+                    "dense_mask(rule, L, S, …) & array, or subclass attn.Mask for your own rule"
                 )
 
     def check_fields(self, *call):
@@ -118,3 +119,21 @@ class Not(_Combined):
 
     def __call__(self, b, h, q, k):
         return ~self.rule(b, h, q, k)
+
+
+def convert_arrays(mask, convert):
+    """The same rule with `convert` applied to each array inside it, however deep."""
+    changed = {}
+    for name, value in vars(mask).items():
+        if isinstance(value, Mask):
+            new = convert_arrays(value, convert)
+        else:
+            new = convert(value) if hasattr(value, "dtype") else value
+        if new is not value:
+            changed[name] = new
+    if not changed:
+        return mask
+    converted = copy.copy(mask)
+    for name, new in changed.items():
+        object.__setattr__(converted, name, new)  # rules are frozen; this one is not yet out
+    return converted

@@ -4,7 +4,7 @@
 
 The steps stand in the order in which they act: scale · dot product, softcap, + bias, removal by
 selection, softmax (with the sink in the denominator), times value. "Scores" are before the softmax,
-"weights" after it. Imports attn.checks and attn.operands; its torch twin shares no arithmetic with it.
+"weights" after it. Imports attn.checks and attn.operands; the torch twin shares no arithmetic.
 """
 
 import numpy as np
@@ -92,7 +92,7 @@ def attention_weights(
            [0.198, 0.401, 0.401]])
     """
     options = dict(bias=bias, scale=scale, softcap=softcap, sink=sink, q_offset=q_offset)
-    call = prepare(query, key, None, mask, **options)
+    call = prepare(query, key, checks.NO_VALUE, mask, **options)
     weights = normalise(masked_scores(call), call.sink)
     return weights.astype(query.dtype, copy=False).reshape(*query.shape[:-1], call.size.S)
 

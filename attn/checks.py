@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+NO_VALUE = object()  # stands where attention_weights has no value; None there is a mistake
 FLOAT_DTYPES = ("float16", "bfloat16", "float32", "float64")
 UPPER_LEFT_OR_LOWER_RIGHT = (
     "give q_offset: 0 puts query 0 beside key 0 (upper-left), S - L = {} lines up the last query "
@@ -38,6 +39,11 @@ def dtype_name(array):
     return str(array.dtype).removeprefix("torch.")
 
 
+def is_rule(mask):
+    """A rule of attn.masks, told by its methods; the class Causal without () is none yet."""
+    return hasattr(mask, "check_fields") and not isinstance(mask, type)
+
+
 def integer(name, value, low=None):
     """`value` is a whole number, at least `low`; True and 3.0 are not whole numbers here."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
@@ -49,12 +55,7 @@ def integer(name, value, low=None):
 def arrays(kind, **named):
     """All given arrays belong to one library and share one float dtype."""
     for name, array in named.items():
-        if not isinstance(array, kind):
-            raise TypeError(
-                f"{name}: expected {kind.__module__}.{kind.__name__}, got "
-                f"{type(array).__module__}.{type(array).__name__} (attn takes NumPy arrays, "
-                "attn.torch takes tensors; they are never mixed)"
-            )
+        one_library(kind, name, array)
     dtypes = {name: dtype_name(array) for name, array in named.items()}
     listed = ", ".join(f"{name} {dtype}" for name, dtype in dtypes.items())
     if not all(dtype in FLOAT_DTYPES for dtype in dtypes.values()):
@@ -63,50 +64,62 @@ def arrays(kind, **named):
         raise TypeError(f"expected one float dtype for all inputs, got {listed}")
 
 
+def one_library(kind, name, array):
+    """An array or a tensor, whichever `kind` is; a masked array hides entries, so it is refused."""
+    if not isinstance(array, kind) or hasattr(array, "filled"):
+        raise TypeError(
+            f"{name}: expected {kind.__module__}.{kind.__name__}, got "
+            f"{type(array).__module__}.{type(array).__name__} (attn takes NumPy arrays, "
+            "attn.torch takes tensors; they are never mixed)"
+        )
+
+
 def sizes(query_shape, key_shape, value_shape=None):
     """Unpack three shapes into the letters, or say which two of them disagree."""
     query_shape, key_shape = tuple(query_shape), tuple(key_shape)
-    given = {"query": query_shape, "key": key_shape}
-    if value_shape is not None:
-        given["value"] = value_shape = tuple(value_shape)
-    shapes = ", ".join(f"{name} {shape}" for name, shape in given.items())
-    ranks = {len(shape) for shape in given.values()}
-    if len(ranks) > 1 or min(ranks) < 2:
+    value_shape = None if value_shape is None else tuple(value_shape)
+
+    def came():  # written out only where it is needed: a compiled graph has sizes without numbers
+        value = "" if value_shape is None else f", value {value_shape}"
+        return f"query {query_shape}, key {key_shape}{value}"
+
+    if min(len(query_shape), len(key_shape)) < 2 or len(query_shape) != len(key_shape):
         raise ValueError(
             "expected query (…, H, L, D), key (…, Hkv, S, D) and value (…, Hkv, S, Dv) of one "
-            f"rank, at least 2, got {shapes}"
+            f"rank, at least 2, got {came()}"
         )
     batch, (H, L, D) = query_shape[:-3], (1, *query_shape)[-3:]
     Hkv, S, key_size = (1, *key_shape)[-3:]
     if key_size != D:
         raise ValueError(
-            f"key: expected the head size of query, D = {D}, got {key_size} ({shapes})"
+            f"key: expected the head size of query, D = {D}, got {key_size} ({came()})"
         )
-    if value_shape is not None and value_shape[-2] != S:
-        raise ValueError(
-            f"value: expected one row for each key, S = {S}, got {value_shape[-2]} ({shapes})"
-        )
+    if value_shape is not None and value_shape[-2:-1] != (S,):
+        raise ValueError(f"value: expected one row for each key, S = {S}, got {came()}")
     if value_shape is not None and value_shape[:-2] != key_shape[:-2]:
-        raise ValueError(f"value: expected the batch and heads of key, got {shapes}")
+        raise ValueError(f"value: expected the batch and heads of key, got {came()}")
     if key_shape[:-3] != batch:
-        raise ValueError(f"key: expected the batch axes of query, {batch}, got {shapes}")
+        raise ValueError(f"key: expected the batch axes of query, {batch}, got {came()}")
     if (Hkv == 0 and H > 0) or (Hkv and H % Hkv):
         raise ValueError(
             f"query: expected a number of heads that is a multiple of Hkv = {Hkv}, got H = {H} "
-            f"({shapes})"
+            f"({came()})"
         )
     Dv = None if value_shape is None else value_shape[-1]
     return Sizes(batch, math.prod(batch), H, Hkv, L, S, D, Dv)
 
 
-def options(size, mask, *, bias, scale, softcap, sink, q_offset, read_values):
-    """Everything of a call that is not one of the three operands."""
+def options(size, mask, *, bias, scale, softcap, sink, q_offset, read_values, kind=None):
+    """Everything of a call that is not one of the three operands; `kind` as in one_library."""
+    for name, array in {"mask": mask, "bias": bias, "sink": sink}.items():
+        if kind is not None and hasattr(array, "dtype"):
+            one_library(kind, name, array)
     number("scale", scale)
     number("softcap", softcap)
     if softcap is not None and softcap <= 0:
         raise ValueError(f"softcap: expected a finite number > 0, or None for off, got {softcap}")
     offset(q_offset, size.B)
-    if hasattr(mask, "compares_positions"):
+    if is_rule(mask):
         mask.check(size.L, size.S, batch=size.B, q_offset=q_offset, read_values=read_values)
     elif mask is not None:
         mask_array(mask, size)
@@ -117,39 +130,35 @@ def options(size, mask, *, bias, scale, softcap, sink, q_offset, read_values):
 
 
 def number(name, value):
-    """A finite number, or None."""
+    """A finite Python or NumPy number, or None."""
     if value is None:
         return
-    if (
-        isinstance(value, (bool, str))
-        or getattr(value, "ndim", 0)
-        or not hasattr(value, "__float__")
-    ):
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
         raise TypeError(f"{name}: expected a number or None, got {value!r}")
-    if not math.isfinite(value):
+    if not -math.inf < value < math.inf:
         raise ValueError(f"{name}: expected a finite number, got {value}")
 
 
 def offset(q_offset, batch):
     """None, an int, or one int for each of the B batch rows."""
-    if q_offset is None:
-        return
     if isinstance(q_offset, (list, tuple)):
-        q_offset = np.asarray(q_offset)
-    if isinstance(q_offset, (int, np.integer)) or not hasattr(q_offset, "shape"):
-        integer("q_offset", q_offset)
+        for number in q_offset:
+            integer("q_offset", number)
+        per_row("q_offset", (len(q_offset),), batch)
+    elif q_offset is None or isinstance(q_offset, int) or not hasattr(q_offset, "shape"):
+        integer("q_offset", 0 if q_offset is None else q_offset)
     elif not dtype_name(q_offset).startswith(("int", "uint")):
         raise TypeError(f"q_offset: expected integers, got dtype {dtype_name(q_offset)}")
     elif q_offset.shape != ():
-        per_row("q_offset", q_offset, batch)
+        per_row("q_offset", q_offset.shape, batch)
 
 
-def per_row(name, values, batch):
+def per_row(name, shape, batch):
     """One entry for each flattened batch row."""
-    if tuple(values.shape) != (batch,):
+    if tuple(shape) != (batch,):
         raise ValueError(
             f"{name}: expected an int or one int per batch row, shape (B,) = ({batch},), got shape "
-            f"{tuple(values.shape)}"
+            f"{tuple(shape)}"
         )
 
 
@@ -157,6 +166,8 @@ def mask_array(mask, size):
     """A boolean array, True = may attend, that broadcasts to (B, H, L, S)."""
     if not hasattr(mask, "dtype"):
         what = "a plain function" if callable(mask) else repr(mask)
+        if isinstance(mask, type):
+            what = f"the class {mask.__name__} (write it with parentheses)"
         raise TypeError(
             "mask: expected a rule such as Causal() (subclass attn.Mask for your own) or a boolean "
             f"array, True = may attend, got {what}"
@@ -164,9 +175,8 @@ def mask_array(mask, size):
     name = dtype_name(mask)
     if name != "bool":
         raise TypeError(
-            f"mask: expected a boolean array, True = may attend, got dtype {name}. If nonzero means "
-            "'may attend', write mask != 0; if the numbers are to be added to the scores, pass them "
-            "as bias="
+            f"mask: expected a boolean array, True = may attend, got dtype {name}. If nonzero "
+            "means 'may attend', write mask != 0; numbers to be added to the scores go in as bias="
         )
     broadcasts("mask", mask, size)
 
@@ -201,26 +211,34 @@ def sink_array(sink, size, read_values):
 
 
 def broadcasts(name, array, size):
-    """`array` lines up from the right with (B, H, L, S), and says nothing that reads two ways."""
-    shape = tuple(array.shape)
+    """`array` lines up from the right with (B, H, L, S), and does not read two ways."""
+    shape, flat = tuple(array.shape), (size.B, size.H, size.L, size.S)
     if len(shape) == 3 and size.B > 1:
         raise ValueError(
-            f"{name}: a rank-3 array of shape {shape} reads two ways when B = {size.B} > 1, expected "
-            f"rank 2 or 4: [:, None] makes it (B, 1, L, S), [None] makes it (1, H, L, S), with "
-            f"(B, H, L, S) = ({size.B}, {size.H}, {size.L}, {size.S})"
+            f"{name}: a rank-3 array of shape {shape} reads two ways when B = {size.B} > 1, "
+            f"expected rank 2 or 4: [:, None] makes it (B, 1, L, S), [None] makes it (1, H, L, S), "
+            f"with (B, H, L, S) = {flat}"
         )
-    target = (*(size.batch or (1,)), size.H, size.L, size.S)
-    fits = all(have in (1, want) for have, want in zip(shape[::-1], target[::-1], strict=False))
-    if len(shape) > len(target) or not fits:
-        letters = "(B, H, L, S)" if len(target) == 4 else "(…, H, L, S)"
+    apart = (*size.batch, *flat[1:])  # as query has them, before its batch axes are flattened
+    if not (_fits(shape, flat) or _fits(shape, apart)):
+        also = f" or to {apart}" if len(apart) > 4 else ""
         raise ValueError(
-            f"{name}: expected a shape that broadcasts to {letters} = {target}, got {shape}"
+            f"{name}: expected a shape that broadcasts to (B, H, L, S) = {flat}{also}, got {shape}"
         )
+
+
+def _fits(shape, target):
+    pairs = zip(shape[::-1], target[::-1], strict=False)
+    return len(shape) <= len(target) and all(have in (1, want) for have, want in pairs)
 
 
 def _no_nan_or_inf(name, array):
     # NaN compares false with everything, so one comparison finds NaN and +inf and lets -inf pass.
-    if not bool((array < math.inf).all()):
+    try:
+        usable = bool((array < math.inf).all())
+    except RuntimeError:  # a tensor inside torch.func.vmap has no values to look at
+        return
+    if not usable:
         raise ValueError(f"{name}: expected numbers or -inf (-inf removes), got NaN or +inf")
 
 

@@ -26,6 +26,8 @@ def head_groups(num_heads, num_kv_heads):
 
 def projections(x_shape, context_shape, num_heads, num_kv_heads, **weights):
     """Each matrix fits the array it multiplies and the heads that its columns are cut into."""
+    checks.rank("x", x_shape, 2, "(…, L, E)")
+    checks.rank("context", context_shape, 2, "(…, S, E)")
     head_groups(num_heads, num_kv_heads)
     inner = {"w_query": x_shape[-1], "w_key": context_shape[-1], "w_value": context_shape[-1]}
     cut = {"w_query": num_heads, "w_key": num_kv_heads, "w_value": num_kv_heads}
@@ -40,7 +42,7 @@ def projections(x_shape, context_shape, num_heads, num_kv_heads, **weights):
         raise ValueError(f"w_output: expected shape (H·Dv, E) with H·Dv = {width}, got {shape}")
 
 
-def cached_call(cache, query, key, value, mask, bias, context, q_offset, read_values=True):
+def cached_call(cache, query, key, value, mask, bias, context, q_offset, kind, read_values=True):
     """Everything that could go wrong after an append is looked at before it: nothing is lost."""
     if context is not None:
         raise ValueError("cache: expected no context beside a cache, which grows by x itself")
@@ -54,9 +56,10 @@ def cached_call(cache, query, key, value, mask, bias, context, q_offset, read_va
         )
     S = held + key.shape[-2]
     key_shape, value_shape = ((*x.shape[:-2], S, x.shape[-1]) for x in (key, value))
+    size = checks.sizes(query.shape, key_shape, value_shape)
     checks.options(
-        checks.sizes(query.shape, key_shape, value_shape), mask, bias=bias, scale=None, softcap=None,
-        sink=None, q_offset=held, read_values=read_values,
+        size, mask, bias=bias, scale=None, softcap=None, sink=None, q_offset=held,
+        read_values=read_values, kind=kind,
     )  # fmt: skip
 
 
@@ -65,7 +68,8 @@ def layer(embed_dim, num_heads, num_kv_heads, dropout):
     checks.integer("embed_dim", embed_dim, low=1)
     head_groups(num_heads, num_kv_heads)
     divisible("embed_dim", embed_dim, "num_heads", num_heads)
-    if not 0 <= dropout <= 1:
+    checks.number("dropout", dropout)
+    if dropout is None or not 0 <= dropout <= 1:
         raise ValueError(f"dropout: expected a probability from 0 to 1, got {dropout}")
 
 
@@ -80,6 +84,8 @@ def embedded(embed_dim, **inputs):
 
 def torch_module(module):
     """The options of nn.MultiheadAttention that the layer does not have are refused by name."""
+    if not hasattr(module, "add_zero_attn"):
+        raise TypeError(f"from_torch: expected an nn.MultiheadAttention, got {type(module)}")
     unlike = {
         "kdim": module.kdim != module.embed_dim,
         "vdim": module.vdim != module.embed_dim,

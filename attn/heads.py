@@ -164,7 +164,7 @@ def multi_head_attention(
     key = split_heads(source @ w_key, num_kv_heads)  # (B, Hkv, S, D)
     value = split_heads(source @ w_value, num_kv_heads)  # (B, Hkv, S, Dv)
     if cache is not None:
-        head_checks.cached_call(cache, query, key, value, mask, bias, context, q_offset)
+        head_checks.cached_call(cache, query, key, value, mask, bias, context, q_offset, np.ndarray)
         key, value = cache.append(key, value)
         q_offset = key.shape[-2] - query.shape[-2]
     output = scaled_dot_product_attention(query, key, value, mask, bias=bias, q_offset=q_offset)

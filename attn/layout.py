@@ -7,7 +7,7 @@ attn.spans.
 import numpy as np
 
 from attn import checks
-from attn.algebra import Mask
+from attn.algebra import Mask, convert_arrays
 from attn.spans import Span, Truth, as_truth
 
 
@@ -33,7 +33,7 @@ def dense_mask(mask, q_len, k_len, *, q_offset=None, batch=1, heads=1):
     Raises
     ------
     ValueError
-        The rule cannot be laid over these sizes: alignment not said, lengths or ids that do not fit.
+        The rule cannot be laid over these sizes: alignment not said, lengths or ids do not fit.
     TypeError
         `mask` is a plain function, or an array that is not boolean.
 
@@ -52,27 +52,36 @@ def dense_mask(mask, q_len, k_len, *, q_offset=None, batch=1, heads=1):
 
 def allowed_pairs(mask, q_len, k_len, *, q_offset=None, batch=1, heads=1):
     """dense_mask without the last broadcast: every axis that the mask ignores has length 1."""
-    check_mask(mask, q_len, k_len, q_offset=q_offset, batch=batch, heads=heads)
+    check_mask(mask, q_len, k_len, q_offset=q_offset, batch=batch, heads=heads, kind=np.ndarray)
     if not isinstance(mask, Mask):
         return np.asarray(mask)[(None,) * (4 - np.ndim(mask))]
-    b, h, q, k = positions(q_len, k_len, q_offset, batch, heads)
-    return as_boolean(mask, mask(b, h, q, k))
+    rule = convert_arrays(mask, as_numpy)
+    return as_boolean(rule, rule(*positions(q_len, k_len, q_offset, batch, heads)))
 
 
-def check_mask(mask, q_len, k_len, *, q_offset, batch, heads, read_values=True):
+def as_numpy(array):
+    """A tensor inside a rule as an array: rules are shared by both libraries."""
+    return np.asarray(array.cpu() if hasattr(array, "cpu") else array)
+
+
+def check_mask(
+    mask, q_len, k_len, *, q_offset, batch, heads, read_values=True, kind=None
+):  # fmt: skip
     """The checks of dense_mask and block_map, which know sizes but no query and no key."""
     size = checks.Sizes((batch,), batch, heads, heads, q_len, k_len, 0, 0)
+    for name, count in {"q_len": q_len, "k_len": k_len, "batch": batch, "heads": heads}.items():
+        checks.integer(name, count, low=0)
     if mask is None:
         raise TypeError("mask: expected a rule or a boolean array, got None")
     checks.options(
         size, mask, bias=None, scale=None, softcap=None, sink=None, q_offset=q_offset,
-        read_values=read_values,
+        read_values=read_values, kind=kind,
     )  # fmt: skip
 
 
 def positions(q_len, k_len, q_offset, batch, heads):
-    """Index arrays b (B,1,1,1), h (1,H,1,1), q (1|B,1,L,1), k (1,1,1,S) that a rule is called with."""
-    start = np.reshape(0 if q_offset is None else q_offset, (-1, 1, 1, 1))
+    """What a rule is called with: b (B,1,1,1), h (1,H,1,1), q (1|B,1,L,1) and k (1,1,1,S)."""
+    start = np.asarray(0 if q_offset is None else q_offset, np.int64).reshape(-1, 1, 1, 1)
     return (
         np.arange(batch)[:, None, None, None],
         np.arange(heads)[None, :, None, None],
@@ -82,10 +91,11 @@ def positions(q_len, k_len, q_offset, batch, heads):
 
 
 def as_boolean(mask, answer):
-    """A rule's answer, refused unless it is boolean."""
+    """A rule's answer with four axes, refused unless it is boolean."""
     if getattr(answer, "dtype", None) is not np.dtype(bool):
-        raise TypeError(f"mask {mask!r}: expected a boolean answer, got {type(answer).__name__}")
-    return answer
+        got = getattr(answer, "dtype", type(answer).__name__)
+        raise TypeError(f"mask {mask!r}: expected a boolean array as its answer, got {got}")
+    return answer[(None,) * (4 - answer.ndim)]
 
 
 def block_map(mask, q_len, k_len, *, block_size, q_offset=None, batch=1, heads=1):
@@ -126,6 +136,8 @@ def block_map(mask, q_len, k_len, *, block_size, q_offset=None, batch=1, heads=1
            [2, 2, 1]], dtype=int8)
     """
     edges = block_size if isinstance(block_size, tuple) else (block_size, block_size)
+    if len(edges) != 2:
+        raise ValueError(f"block_size: expected an int or (query edge, key edge), got {block_size}")
     for edge in edges:
         checks.integer("block_size", edge, low=1)
     check_mask(mask, q_len, k_len, q_offset=q_offset, batch=batch, heads=heads)
@@ -137,7 +149,7 @@ def block_map(mask, q_len, k_len, *, block_size, q_offset=None, batch=1, heads=1
     if isinstance(mask, Mask):
         truth = rule_on_spans(mask, b, h, q_span, k_span)
     else:
-        truth = _array_on_spans(mask, q_len, k_len, edges)
+        truth = _array_on_spans(as_numpy(mask), q_len, k_len, edges)
     tiles = (*np.shape(truth.any)[:-2], q_span.low.shape[2], k_span.low.shape[3])
     return np.array(
         np.broadcast_to(np.int8(1) * truth.any + (truth.all & truth.any), tiles), np.int8
@@ -147,8 +159,9 @@ def block_map(mask, q_len, k_len, *, block_size, q_offset=None, batch=1, heads=1
 def rule_on_spans(mask, b, h, q, k):
     """Ask a rule about spans; a rule that spans cannot answer may hide pairs anywhere."""
     try:
-        return as_truth(mask(b, h, q, k))
-    except TypeError:  # an operation that Span lacks, in a rule of the user's own
+        return as_truth(convert_arrays(mask, as_numpy)(b, h, q, k))
+    except (TypeError, ValueError, IndexError, AttributeError):
+        # A rule of the user's own does what spans cannot: take an absolute value, look up a table.
         everywhere = np.ones((1, 1, 1, 1), bool)
         return Truth(everywhere, ~everywhere)
 

@@ -56,7 +56,7 @@ class SlidingWindow(Mask):
     def __post_init__(self):
         for name, reach in (("left", self.left), ("right", self.right)):
             if reach is not None:
-                checks.integer(f"SlidingWindow: {name}", reach, low=0)
+                _set_int(self, name, reach, low=0)
 
     def __call__(self, b, h, q, k):
         left = UNBOUNDED if self.left is None else self.left
@@ -72,7 +72,7 @@ class Dilated(Mask):
     reads_absolute_positions = False
 
     def __post_init__(self):
-        checks.integer("Dilated: step", self.step, low=1)
+        _set_int(self, "step", self.step, low=1)
 
     def __call__(self, b, h, q, k):
         before = q - k
@@ -89,14 +89,14 @@ class PrefixLM(Mask):
 
     def __post_init__(self):
         _set_counts(self, "length")
-        if _extremes(self.length, read_values=False, default=(0, 0))[0] < 0:
-            raise ValueError(f"PrefixLM: length: expected a number of keys >= 0, got {self.length}")
 
     def __call__(self, b, h, q, k):
         return (k <= q) | (k < _row(self.length, b))
 
     def check_fields(self, q_len, k_len, batch, q_offset, read_values):
         _check_rows(self, "length", batch)
+        if _extremes(self.length, read_values, default=(0, 0))[0] < 0:
+            raise ValueError(f"PrefixLM: length: expected a number of keys >= 0, got {self.length}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,7 +164,7 @@ class SameDocument(Mask):
                 )
             if low <= high and (low < 0 or high >= ids.shape[-1]):
                 raise ValueError(
-                    f"SameDocument: {name}: expected an id for each of the positions {low} to {high}, "
+                    f"SameDocument: {name}: expected ids for the positions {low} to {high}, "
                     f"got ids for 0 to {ids.shape[-1] - 1}"
                 )
 
@@ -173,38 +173,48 @@ class SameDocument(Mask):
 
 
 def _integer_array(name, value):
-    value = value if hasattr(value, "dtype") else np.asarray(value)
+    is_tensor = hasattr(value, "dtype") and not isinstance(value, np.ndarray)
+    value = value if is_tensor else np.asarray(value)
     if not checks.dtype_name(value).startswith(("int", "uint")):
         raise TypeError(f"{name}: expected integers, got dtype {checks.dtype_name(value)}")
-    return value
+    # A copy: the rule is frozen, so what its caller writes later must not change it.
+    return value if is_tensor else np.array(value, np.int64)
+
+
+def _set_int(rule, name, value, low=None):
+    checks.integer(f"{type(rule).__name__}: {name}", value, low)
+    object.__setattr__(rule, name, int(value))
 
 
 def _set_counts(rule, name):
     value = getattr(rule, name)
-    if isinstance(value, (int, np.integer)) or not hasattr(value, "__len__"):
-        return checks.integer(f"{type(rule).__name__}: {name}", value)
-    array = _integer_array(f"{type(rule).__name__}: {name}", value)
-    return object.__setattr__(rule, name, array)
+    value = value[()] if isinstance(value, np.ndarray) else value  # one number leaves its array
+    if hasattr(value, "__len__"):
+        value = _integer_array(f"{type(rule).__name__}: {name}", value)
+        object.__setattr__(rule, name, value)
+    else:
+        _set_int(rule, name, value)
 
 
 def _check_rows(rule, name, batch):
     value = getattr(rule, name)
     if hasattr(value, "shape") and value.shape != ():
-        checks.per_row(f"{type(rule).__name__}: {name}", value, batch)
+        checks.per_row(f"{type(rule).__name__}: {name}", value.shape, batch)
 
 
 def _extremes(value, read_values, default):
     """Smallest and largest entry; `default` where looking would cost a device its pace."""
     if isinstance(value, (int, np.integer)):
         return value, value
-    value = np.asarray(value) if isinstance(value, (list, tuple)) else value
+    if isinstance(value, (list, tuple)):
+        return (min(value), max(value)) if value else default
     if not read_values or 0 in value.shape:
         return default
     return int(value.min()), int(value.max())
 
 
 def _row(value, b):
-    return value if isinstance(value, (int, np.integer)) else value[b]
+    return value[b] if getattr(value, "shape", ()) else value
 
 
 def _at(ids, b, position):

@@ -16,7 +16,7 @@ from attn.masks import Mask
 
 
 class Call(NamedTuple):
-    """The operands of one call after the checks: 4-D, in the working dtype, unseen slots emptied."""
+    """The operands of one call after the checks: 4-D, working dtype, unseen slots emptied."""
 
     size: checks.Sizes
     query: np.ndarray  # (B, H, L, D)
@@ -30,37 +30,38 @@ class Call(NamedTuple):
 
 
 def check_call(query, key, value, mask, **options):
-    """Refuse a bad call in the words that every function of the family shares; hand on its sizes."""
+    """Refuse a bad call in the words that the whole family shares; hand on its sizes."""
     operands = {"query": query, "key": key, "value": value}
-    checks.arrays(np.ndarray, **{name: x for name, x in operands.items() if x is not None})
-    size = checks.sizes(query.shape, key.shape, None if value is None else value.shape)
-    checks.options(size, mask, **options, read_values=True)
+    given = {name: x for name, x in operands.items() if x is not checks.NO_VALUE}
+    checks.arrays(np.ndarray, **given)
+    size = checks.sizes(**{f"{name}_shape": x.shape for name, x in given.items()})
+    checks.options(size, mask, **options, read_values=True, kind=np.ndarray)
     return size
 
 
 def prepare(query, key, value, mask, *, bias, scale, softcap, sink, q_offset):
-    """Check a call and bring its operands to the one form that the formulas below are written in."""
+    """Check a call and bring its operands to the one form that the formulas are written in."""
     options = dict(bias=bias, scale=scale, softcap=softcap, sink=sink, q_offset=q_offset)
     size = check_call(query, key, value, mask, **options)
     wide = working_dtype(query.dtype)
-    bias = None if bias is None else four_axes(bias, size).astype(wide, copy=False)
+    bias = None if bias is None else narrowed(four_axes(bias, size), wide)
     keep = kept_pairs(mask, bias, q_offset, size)
-    key, value = (
-        None
-        if x is None
-        else empty_unseen(x.reshape(size.B, size.Hkv, size.S, x.shape[-1]), keep, size)
-        for x in (key, value)
-    )
+
+    def slots(x, heads, seen):
+        x = np.asarray(x).reshape(size.B, heads, *x.shape[-2:])
+        return empty_unseen(x, seen).astype(wide, copy=False)
+
+    seeing, seen = (None, None) if keep is None else (keep.any(axis=-1), seen_keys(keep, size))
     return Call(
         size,
-        query.reshape(size.B, size.H, size.L, size.D).astype(wide, copy=False),
-        key.astype(wide, copy=False),
-        None if value is None else value.astype(wide, copy=False),
+        slots(query, size.H, seeing),
+        slots(key, size.Hkv, seen),
+        None if value is checks.NO_VALUE else slots(value, size.Hkv, seen),
         keep,
         bias,
-        default_scale(size.D) if scale is None else scale,
-        softcap,
-        None if sink is None else sink.astype(wide, copy=False),
+        default_scale(size.D) if scale is None else float(scale),
+        None if softcap is None else float(softcap),
+        None if sink is None else narrowed(sink, wide),
     )
 
 
@@ -71,16 +72,24 @@ def default_scale(D):
 
 def working_dtype(dtype):
     """Half precision accumulates in float32; the wide dtypes stay themselves."""
-    return np.float32 if dtype.itemsize < 4 else dtype
+    return np.dtype(np.float32) if dtype.itemsize < 4 else dtype
+
+
+def narrowed(x, dtype):
+    """A bias or sink in the working dtype: numbers beyond its range saturate, -inf stays -inf."""
+    if x.dtype.itemsize > dtype.itemsize:
+        limit = np.finfo(dtype).max
+        x = np.where(np.isneginf(x), x, np.clip(x, -limit, limit))
+    return np.asarray(x).astype(dtype, copy=False)
 
 
 def four_axes(array, size):
     """An array mask or bias as (1|B, 1|H, 1|L, 1|S); several batch axes are flattened in order."""
-    array = array[(None,) * (4 - array.ndim)]
-    if math.prod(array.shape[:-3]) == 1:
-        return array.reshape(1, *array.shape[-3:])
-    array = np.broadcast_to(array, (*size.batch, *array.shape[-3:]))
-    return array.reshape(size.B, *array.shape[-3:])
+    array = np.asarray(array)[(None,) * (4 - array.ndim)]
+    rows, rest = math.prod(array.shape[:-3]), array.shape[-3:]
+    if rows not in (1, size.B):  # has some of the batch axes of query only
+        rows, array = size.B, np.broadcast_to(array, (*size.batch, *rest))
+    return array.reshape(rows, *rest)
 
 
 def kept_pairs(mask, bias, q_offset, size):
@@ -96,11 +105,16 @@ def kept_pairs(mask, bias, q_offset, size):
     return finite if keep is None else keep & finite
 
 
-def empty_unseen(slots, keep, size):
-    """Write 0 into the keys or values that no query may see, which may hold anything, even NaN."""
-    if keep is None:
-        return slots
+def seen_keys(keep, size):
+    """The key slots that at least one query may see, (1|B, 1|Hkv, 1|S)."""
     seen = keep.any(axis=-2)  # (1|B, 1|H, 1|S)
-    if seen.shape[1] > 1:
+    if seen.shape[1] > 1:  # one key head serves G query heads
         seen = seen.reshape(len(seen), size.Hkv, size.H // size.Hkv, seen.shape[-1]).any(axis=2)
-    return slots if seen.all() else np.where(seen[..., None], slots, slots.dtype.type(0))
+    return seen
+
+
+def empty_unseen(slots, seen):
+    """Write 0 into slots that take no part, which may hold anything: 0 times NaN would be NaN."""
+    if seen is None or seen.all():
+        return slots
+    return np.where(seen[..., None], slots, slots.dtype.type(0))

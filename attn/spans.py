@@ -14,15 +14,20 @@ from dataclasses import dataclass
 import numpy as np
 
 
+def _refuse(self, *args, **kwargs):
+    # Else np.where(truth, …), `if`, `and` and np.asarray would take the object for a plain True.
+    raise TypeError(
+        f"{type(self).__name__} stands for many pairs: it is no array and no truth value"
+    )
+
+
 @dataclass(frozen=True, eq=False)
 class Truth:
     """Answers for every tile: `any` (at least one pair may attend) and `all` (every pair)."""
 
     any: np.ndarray
     all: np.ndarray
-    __array_ufunc__ = (
-        None  # an array on the left of & or | asks this class, not the other way round
-    )
+    __array_ufunc__ = None  # an array on the left of & or | asks this class
 
     def __and__(self, other):
         other = as_truth(other)
@@ -35,12 +40,26 @@ class Truth:
     def __invert__(self):
         return Truth(np.logical_not(self.all), np.logical_not(self.any))
 
-    __rand__, __ror__ = __and__, __or__
+    def __xor__(self, other):
+        other = as_truth(other)
+        return (self & ~other) | (~self & other)
+
+    def __eq__(self, other):
+        return ~(self ^ other)
+
+    __rand__, __ror__, __rxor__, __ne__ = __and__, __or__, __xor__, __xor__
+    __hash__ = None
+    __bool__ = __array__ = _refuse
 
 
 def as_truth(answer):
     """A comparison that read no position (of heads, of batch rows) holds for the whole tile."""
-    return answer if isinstance(answer, Truth) else Truth(np.asarray(answer), np.asarray(answer))
+    if isinstance(answer, Truth):
+        return answer
+    answer = np.asarray(answer)
+    if answer.dtype != bool:
+        raise TypeError(f"expected a boolean answer, got dtype {answer.dtype}")
+    return Truth(answer, answer)
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +82,8 @@ class Span:
         return as_span(other) - self
 
     def __floordiv__(self, step):
-        return Span(self.low // step, self.high // step)
+        ends = self.low // step, self.high // step
+        return Span(np.minimum(*ends), np.maximum(*ends))  # a negative step turns them round
 
     # Each comparison of a with b is a statement about the span of differences a - b.
     def __lt__(self, other):
@@ -91,6 +111,7 @@ class Span:
 
     __radd__ = __add__
     __hash__ = None
+    __bool__ = __array__ = _refuse
 
     def contains_multiple(self, step):
         """Does the span hold a multiple of `step`; does it hold nothing else?"""

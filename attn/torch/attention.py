@@ -77,8 +77,8 @@ def attention_weights(
             [0.1978, 0.4011, 0.4011]])
     """
     options = dict(bias=bias, scale=scale, softcap=softcap, sink=sink, q_offset=q_offset)
+    call = prepare(query, key, checks.NO_VALUE, mask, **options)
     with without_autocast(query.device):
-        call = prepare(query, key, None, mask, **options)
         weights = normalise(masked_scores(call), call.sink)
     return weights.to(query.dtype).reshape(*query.shape[:-1], call.size.S)
 
@@ -122,8 +122,8 @@ def scaled_dot_product_attention(
 
 def attend(query, key, value, mask, options, dropout):
     """scaled_dot_product_attention with dropout on the weights, which only the layer asks for."""
+    call = prepare(query, key, value, mask, **options)
     with without_autocast(query.device):
-        call = prepare(query, key, value, mask, **options)
         weights = normalise(masked_scores(call), call.sink)
         if dropout:
             weights = torch.nn.functional.dropout(weights, dropout)
@@ -152,7 +152,7 @@ def normalise(scores, sink=None):
         return normalise(torch.cat([scores, sink], dim=-1))[..., :-1]
     if scores.shape[-1] == 0:
         return scores
-    # The shift by the maximum cancels, so its gradient is not needed; an empty row keeps 0, not NaN.
+    # The shift by the maximum cancels, so its gradient is not needed; an empty row keeps 0, no NaN.
     peak = scores.detach().amax(dim=-1, keepdim=True)
     weights = torch.exp(scores - peak.masked_fill(torch.isneginf(peak), 0.0))
     total = weights.sum(dim=-1, keepdim=True)

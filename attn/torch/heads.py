@@ -3,8 +3,8 @@
     head_i = Attention(X W_i^Q, X W_i^K, X W_i^V),  MHA(X) = Concat(head_1 … head_H) W^O
                                                      (Vaswani et al. 2017, section 3.2.2)
 
-The twin of attn.heads, with MultiHeadAttention, the nn.Module. Imports attn.checks, attn.head_checks,
-attn.torch.attention and attn.torch.masks.
+The twin of attn.heads, with MultiHeadAttention, the nn.Module. Imports attn.checks,
+attn.head_checks, attn.torch.attention, attn.torch.masks and attn.torch.operands.
 """
 
 import torch
@@ -156,8 +156,9 @@ def multi_head_attention(
 
 def _cached(cache, query, key, value, mask, bias, context, q_offset):
     head_checks.cached_call(
-        cache, query, key, value, mask, bias, context, q_offset, may_read_values(query.device)
-    )
+        cache, query, key, value, mask, bias, context, q_offset, torch.Tensor,
+        may_read_values(query.device),
+    )  # fmt: skip
     key, value = cache.append(key, value)
     return key, value, key.shape[-2] - query.shape[-2]
 
@@ -210,10 +211,7 @@ class MultiHeadAttention(nn.Module):
 
     def forward(self, x, context=None, *, mask=None, bias=None, cache=None, q_offset=None):
         """Attend from x to itself or to `context`: (B, L, E) -> (B, L, E)."""
-        source = x if context is None else context
-        head_checks.embedded(self.query.in_features, x=x, context=source)
-        query = split_heads(self.query(x), self.num_heads)  # (B, H, L, D)
-        key = split_heads(self.key(source), self.num_kv_heads)  # (B, Hkv, S, D)
+        query, key, source = self._query_and_key(x, context)
         value = split_heads(self.value(source), self.num_kv_heads)  # (B, Hkv, S, D)
         if cache is not None:
             key, value, q_offset = _cached(cache, query, key, value, mask, bias, context, q_offset)
@@ -223,26 +221,28 @@ class MultiHeadAttention(nn.Module):
 
     def weights(self, x, context=None, *, mask=None, bias=None, q_offset=None):
         """The weights of every head, before dropout: (B, H, L, S)."""
-        source = x if context is None else context
-        head_checks.embedded(self.query.in_features, x=x, context=source)
-        query = split_heads(self.query(x), self.num_heads)
-        key = split_heads(self.key(source), self.num_kv_heads)
+        query, key, _ = self._query_and_key(x, context)
         return attention_weights(query, key, mask, bias=bias, q_offset=q_offset)
+
+    def _query_and_key(self, x, context):
+        source = x if context is None else context
+        checks.arrays(torch.Tensor, x=x, context=source)
+        if not torch.is_autocast_enabled(x.device.type):  # autocast brings x to its own dtype
+            checks.arrays(torch.Tensor, x=x, layer=self.query.weight)
+        head_checks.embedded(self.query.in_features, x=x, context=source)
+        query = split_heads(self.query(x), self.num_heads)  # (B, H, L, D)
+        key = split_heads(self.key(source), self.num_kv_heads)  # (B, Hkv, S, D)
+        return query, key, source
 
     @classmethod
     def from_torch(cls, module):
         """A layer with the weights, dropout, mode, dtype and device of an nn.MultiheadAttention."""
         head_checks.torch_module(module)
         weight, bias = module.in_proj_weight, module.in_proj_bias
-        layer = cls(
-            module.embed_dim, module.num_heads, dropout=module.dropout, bias=bias is not None
-        ).to(weight)
-        projections = (layer.query, layer.key, layer.value)
-        with torch.no_grad():
-            for linear, part in zip(projections, weight.chunk(3), strict=True):
-                linear.weight.copy_(part)
-            if bias is not None:
-                for linear, part in zip(projections, bias.chunk(3), strict=True):
-                    linear.bias.copy_(part)
-            layer.output.load_state_dict(module.out_proj.state_dict())
+        sizes = module.embed_dim, module.num_heads
+        layer = cls(*sizes, dropout=module.dropout, bias=bias is not None).to(weight)
+        for i, linear in enumerate((layer.query, layer.key, layer.value)):
+            given = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
+            linear.load_state_dict({name: x.chunk(3)[i] for name, x in given.items()})
+        layer.output.load_state_dict(module.out_proj.state_dict())
         return layer.train(module.training)

@@ -3,10 +3,10 @@
 The rules themselves are shared: they use operators only, so the same lines answer for tensors.
 """
 
-import dataclasses
-
+import numpy as np
 import torch
 
+from attn.algebra import convert_arrays
 from attn.layout import check_mask
 from attn.masks import Mask
 
@@ -48,43 +48,40 @@ def dense_mask(mask, q_len, k_len, *, q_offset=None, batch=1, heads=1, device=No
     """
     read_values = may_read_values(device)
     check_mask(
-        mask, q_len, k_len, q_offset=q_offset, batch=batch, heads=heads, read_values=read_values
-    )
+        mask, q_len, k_len, q_offset=q_offset, batch=batch, heads=heads, read_values=read_values,
+        kind=torch.Tensor,
+    )  # fmt: skip
     if isinstance(mask, Mask):
         allowed = allowed_pairs(mask, q_len, k_len, q_offset, batch, heads, device)
     else:
-        allowed = torch.as_tensor(mask, device=device)[(None,) * (4 - mask.ndim)]
+        allowed = mask.to(device)[(None,) * (4 - mask.ndim)]
     return allowed.expand(*allowed.shape[:-2], q_len, k_len).clone()
 
 
 def allowed_pairs(mask, q_len, k_len, q_offset, batch, heads, device):
     """A rule as a tensor in which every axis that the rule ignores has length 1."""
-    start = torch.as_tensor(0 if q_offset is None else q_offset, device=device)
+    start = as_tensor(0 if q_offset is None else q_offset, device).to(torch.int64)
     b = torch.arange(batch, device=device)[:, None, None, None]
     h = torch.arange(heads, device=device)[None, :, None, None]
     q = start.reshape(-1, 1, 1, 1) + torch.arange(q_len, device=device)[:, None]
     k = torch.arange(k_len, device=device)[None, None, None]
     allowed = on_device(mask, device)(b, h, q, k)
     if getattr(allowed, "dtype", None) is not torch.bool:
-        raise TypeError(f"mask {mask!r}: expected a boolean answer, got {type(allowed).__name__}")
-    return allowed
+        got = getattr(allowed, "dtype", type(allowed).__name__)
+        raise TypeError(f"mask {mask!r}: expected a boolean tensor as its answer, got {got}")
+    return allowed[(None,) * (4 - allowed.ndim)]
 
 
 def on_device(mask, device):
     """The same rule with the arrays inside it as tensors on `device`."""
-    fields = {
-        field.name: _moved(getattr(mask, field.name), device) for field in dataclasses.fields(mask)
-    }
-    changed = {name: new for name, new in fields.items() if new is not getattr(mask, name)}
-    return dataclasses.replace(mask, **changed) if changed else mask
+    return convert_arrays(mask, lambda array: as_tensor(array, device))
 
 
-def _moved(value, device):
-    if isinstance(value, Mask):
-        return on_device(value, device)
-    if hasattr(value, "dtype") and getattr(value, "ndim", 0):
-        return torch.as_tensor(value, device=device)
-    return value
+def as_tensor(value, device):
+    """Numbers as a tensor; an array is copied, for torch refuses negative strides."""
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    return torch.as_tensor(np.array(value), device=device)
 
 
 def may_read_values(device):

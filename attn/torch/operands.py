@@ -15,7 +15,7 @@ from attn.torch.masks import allowed_pairs, may_read_values
 
 
 class Call(NamedTuple):
-    """The operands of one call after the checks: 4-D, in the working dtype, unseen slots emptied."""
+    """The operands of one call after the checks: 4-D, working dtype, unseen slots emptied."""
 
     size: checks.Sizes
     query: torch.Tensor  # (B, H, L, D)
@@ -31,29 +31,31 @@ class Call(NamedTuple):
 def prepare(query, key, value, mask, *, bias, scale, softcap, sink, q_offset):
     """Check a call and bring its operands to one form; every step is differentiable."""
     operands = {"query": query, "key": key, "value": value}
-    checks.arrays(torch.Tensor, **{name: x for name, x in operands.items() if x is not None})
-    size = checks.sizes(query.shape, key.shape, None if value is None else value.shape)
+    given = {name: x for name, x in operands.items() if x is not checks.NO_VALUE}
+    checks.arrays(torch.Tensor, **given)
+    size = checks.sizes(**{f"{name}_shape": x.shape for name, x in given.items()})
     checks.options(
         size, mask, bias=bias, scale=scale, softcap=softcap, sink=sink, q_offset=q_offset,
-        read_values=may_read_values(query.device),
+        read_values=may_read_values(query.device), kind=torch.Tensor,
     )  # fmt: skip
     wide = working_dtype(query.dtype)
-    bias = None if bias is None else four_axes(bias, size).to(wide)
+    bias = None if bias is None else narrowed(four_axes(bias, size), wide)
     keep = kept_pairs(mask, bias, q_offset, size, query.device)
-    key, value = (
-        None if x is None else empty_unseen(x.reshape(size.B, size.Hkv, size.S, x.shape[-1]), keep)
-        for x in (key, value)
-    )
+
+    def slots(x, heads, seen):
+        return empty_unseen(x.reshape(size.B, heads, *x.shape[-2:]), seen).to(wide)
+
+    seeing, seen = (None, None) if keep is None else (keep.any(dim=-1), seen_keys(keep, size))
     return Call(
         size,
-        query.reshape(size.B, size.H, size.L, size.D).to(wide),
-        key.to(wide),
-        None if value is None else value.to(wide),
+        slots(query, size.H, seeing),
+        slots(key, size.Hkv, seen),
+        None if value is checks.NO_VALUE else slots(value, size.Hkv, seen),
         keep,
         bias,
-        default_scale(size.D) if scale is None else scale,
-        softcap,
-        None if sink is None else sink.to(wide),
+        default_scale(size.D) if scale is None else float(scale),
+        None if softcap is None else float(softcap),
+        None if sink is None else narrowed(sink, wide),
     )
 
 
@@ -74,12 +76,21 @@ def without_autocast(device):
     return torch.autocast(device.type, enabled=False)
 
 
+def narrowed(x, dtype):
+    """A bias or sink in the working dtype: numbers beyond its range saturate, -inf stays -inf."""
+    if x.dtype.itemsize > dtype.itemsize:
+        limit = torch.finfo(dtype).max
+        x = torch.where(torch.isneginf(x), x, x.clamp(-limit, limit))
+    return x.to(dtype)
+
+
 def four_axes(x, size):
     """A mask or bias as (1|B, 1|H, 1|L, 1|S); several batch axes are flattened in order."""
     x = x[(None,) * (4 - x.ndim)]
-    if math.prod(x.shape[:-3]) == 1:
-        return x.reshape(1, *x.shape[-3:])
-    return x.expand(*size.batch, *x.shape[-3:]).reshape(size.B, *x.shape[-3:])
+    rows, rest = math.prod(x.shape[:-3]), x.shape[-3:]
+    if rows not in (1, size.B):  # has some of the batch axes of query only
+        rows, x = size.B, x.expand(*size.batch, *rest)
+    return x.reshape(rows, *rest)
 
 
 def kept_pairs(mask, bias, q_offset, size, device):
@@ -95,11 +106,16 @@ def kept_pairs(mask, bias, q_offset, size, device):
     return finite if keep is None else keep & finite
 
 
-def empty_unseen(slots, keep):
-    """Write 0 into the keys or values that no query may see, which may hold anything, even NaN."""
-    if keep is None:
-        return slots
+def seen_keys(keep, size):
+    """The key slots that at least one query may see, (1|B, 1|Hkv, 1|S)."""
     seen = keep.any(dim=-2)  # (1|B, 1|H, 1|S)
-    if seen.shape[1] > 1:
-        seen = seen.unflatten(1, (slots.shape[1], -1)).any(dim=2)
+    if seen.shape[1] > 1:  # one key head serves G query heads
+        seen = seen.unflatten(1, (size.Hkv, -1)).any(dim=2)
+    return seen
+
+
+def empty_unseen(slots, seen):
+    """Write 0 into slots that take no part, which may hold anything: 0 times NaN would be NaN."""
+    if seen is None:
+        return slots
     return torch.where(seen[..., None], slots, slots.new_zeros(()))
