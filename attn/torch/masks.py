@@ -58,13 +58,13 @@ def dense_mask(mask, q_len, k_len, *, q_offset=None, batch=1, heads=1, device=No
     return allowed.expand(*allowed.shape[:-2], q_len, k_len).clone()
 
 
-def allowed_pairs(mask, q_len, k_len, q_offset, batch, heads, device):
+def allowed_pairs(mask, q_len, k_len, q_offset, batch, heads, device, first_key=0):
     """A rule as a tensor in which every axis that the rule ignores has length 1."""
     start = as_tensor(0 if q_offset is None else q_offset, device).to(torch.int64)
     b = torch.arange(batch, device=device)[:, None, None, None]
     h = torch.arange(heads, device=device)[None, :, None, None]
     q = start.reshape(-1, 1, 1, 1) + torch.arange(q_len, device=device)[:, None]
-    k = torch.arange(k_len, device=device)[None, None, None]
+    k = first_key + torch.arange(k_len, device=device)[None, None, None]
     allowed = on_device(mask, device)(b, h, q, k)
     if getattr(allowed, "dtype", None) is not torch.bool:
         got = getattr(allowed, "dtype", type(allowed).__name__)

@@ -28,16 +28,21 @@ class Call(NamedTuple):
     sink: torch.Tensor | None  # (H,)
 
 
-def prepare(query, key, value, mask, *, bias, scale, softcap, sink, q_offset):
-    """Check a call and bring its operands to one form; every step is differentiable."""
+def check_call(query, key, value, mask, **options):
+    """Refuse a bad call in the words that the whole family shares; hand on its sizes."""
     operands = {"query": query, "key": key, "value": value}
     given = {name: x for name, x in operands.items() if x is not checks.NO_VALUE}
     checks.arrays(torch.Tensor, **given)
     size = checks.sizes(**{f"{name}_shape": x.shape for name, x in given.items()})
-    checks.options(
-        size, mask, bias=bias, scale=scale, softcap=softcap, sink=sink, q_offset=q_offset,
-        read_values=may_read_values(query.device), kind=torch.Tensor,
-    )  # fmt: skip
+    read_values = may_read_values(query.device)
+    checks.options(size, mask, **options, read_values=read_values, kind=torch.Tensor)
+    return size
+
+
+def prepare(query, key, value, mask, *, bias, scale, softcap, sink, q_offset):
+    """Check a call and bring its operands to one form; every step is differentiable."""
+    options = dict(bias=bias, scale=scale, softcap=softcap, sink=sink, q_offset=q_offset)
+    size = check_call(query, key, value, mask, **options)
     wide = working_dtype(query.dtype)
     bias = None if bias is None else narrowed(four_axes(bias, size), wide)
     keep = kept_pairs(mask, bias, q_offset, size, query.device)
