@@ -62,8 +62,8 @@ $(STAMP): requirements.txt pyproject.toml
 	if [ -z "$$have" ] || { [ -n "$$PYTHON" ] && [ "$$want" != "$$have" ]; }; then \
 	    echo "Making $(VENV) with $$found"; "$$python" -m venv --clear $(VENV) || exit 1; \
 	fi; \
-	echo "Installing the pinned packages into $(VENV): about 1.5 GB, a minute or two the first time"; \
-	$(RUN) -m pip install --quiet --disable-pip-version-check -r requirements.txt && touch $@
+	echo "Installing the pinned packages into $(VENV): about 1.8 GB, a minute or two the first time"; \
+	$(RUN) -m pip install -qq --disable-pip-version-check -r requirements.txt && touch $@
 
 # --- The book -------------------------------------------------------------------------------------
 
@@ -103,7 +103,7 @@ pages: $(STAMP)
 
 $(LAB_STAMP): requirements-lab.txt $(STAMP)
 	@echo "Installing JupyterLab into $(VENV)"
-	@$(RUN) -m pip install --quiet --disable-pip-version-check -r requirements-lab.txt && touch $@
+	@$(RUN) -m pip install -qq --disable-pip-version-check -r requirements-lab.txt && touch $@
 
 lab: $(LAB_STAMP)
 	$(RUN) -m jupyterlab --notebook-dir=book $(LAB_FLAGS)
