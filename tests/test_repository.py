@@ -21,7 +21,7 @@ ARROWS = {
     "audit": {"masks"},
     "heads": {"attention", "cache"},
     "backward": {"attention", "operands"},
-    "additive": {"attention"},
+    "additive": {"attention", "operands"},
     "check": {"attention"},
     "operands": {"masks"},  # what attention, blockwise and backward do before the first product
     "masks": set(),
@@ -37,13 +37,15 @@ PARTS = {  # a part: the file that it belongs to, whose arrows it shares
     "spans": "masks",
     "head_checks": "heads",
     "position_checks": "positions",
+    "additive_checks": "additive",
     "tiles": "blockwise",
     "workers": "blockwise",
     "palette": "plotting",
     "cells": "plotting",
     "diagrams": "plotting",
 }
-CHECKS = {"checks", "head_checks", "position_checks"}  # from shapes and dtypes alone, for both
+# From shapes and dtypes alone, for both libraries.
+CHECKS = {"checks", "head_checks", "position_checks", "additive_checks"}
 TORCH_ARROWS = {"masks", "cache"}  # and their parts; never attn.attention or another twin's sums
 
 FILES = sorted((ROOT / "attn").rglob("*.py"))

@@ -1,13 +1,14 @@
 """Positions on tensors: waves to add, rotations for queries and keys, distances to subtract.
 
 The twin of attn.positions. Angles are formed in float64 where the device has it (MPS has only
-float32), whatever dtype the caller works in. Imports attn.checks, attn.position_checks and
-attn.torch.operands.
+float32), whatever dtype the caller works in. Imports attn.checks, attn.position_checks,
+attn.torch.masks and attn.torch.operands.
 """
 
 import torch
 
 from attn import checks, position_checks
+from attn.torch.masks import as_tensor
 from attn.torch.operands import without_autocast, working_dtype
 
 
@@ -85,7 +86,7 @@ def rotary(x, positions, *, layout, base=10000.0, size=None):
     tensor([[-1.1426,  1.9221,  2.9599,  4.0298]])
     """
     checks.arrays(torch.Tensor, x=x)
-    positions = torch.as_tensor(positions, device=x.device)
+    positions = as_tensor(positions, x.device)
     size = position_checks.rotary(x.shape, positions, layout, base, size)
     # The pairs as a matrix: one pair a row (interleaved), or the two halves as rows.
     shape, two = ((size // 2, 2), -1) if layout == "interleaved" else ((2, size // 2), -2)
