@@ -2,10 +2,17 @@
 
 The map, in reading order
     attention   softmax, the weights, scaled dot-product attention
+    backward    the same, differentiated by hand
     masks       who may see whom, as rules that combine with & | ~
     heads       several attentions side by side, and what they may share
+    blockwise   the same result without the L × S matrix, tile by tile
     positions   how order gets in: waves, rotations, distances
+    additive    the scores of recurrent translators, where attention began
     cache       what to keep, so that each new token costs one row
+    conventions the masks of other libraries, from theirs to ours and back
+    check       the judge of anybody's attention function
+    audit       what is wrong with this mask
+    leaks       what leaks in this model
 
 The legend of letters, one meaning everywhere
     B batch · H query heads · Hkv key/value heads · G = H // Hkv query heads per key head
@@ -16,8 +23,13 @@ added. `import attn` loads NumPy and nothing heavier; for tensors write `import 
 figures `from attn import plotting`.
 """
 
+from attn import conventions
+from attn.additive import additive_weights, luong_scores
 from attn.attention import attention_weights, scaled_dot_product_attention, softmax
+from attn.backward import attention_backward, softmax_backward
+from attn.blockwise import blockwise_attention, merge_attention
 from attn.cache import KVCache
+from attn.check import CheckReport, check_attention
 from attn.heads import merge_heads, multi_head_attention, repeat_kv, split_heads
 from attn.masks import (
     And,
@@ -38,6 +50,7 @@ from attn.positions import alibi_bias, alibi_slopes, rotary, sinusoidal_position
 __all__ = [
     "And",
     "Causal",
+    "CheckReport",
     "Dilated",
     "KVCache",
     "KeyPadding",
@@ -47,11 +60,18 @@ __all__ = [
     "PrefixLM",
     "SameDocument",
     "SlidingWindow",
+    "additive_weights",
     "alibi_bias",
     "alibi_slopes",
+    "attention_backward",
     "attention_weights",
     "block_map",
+    "blockwise_attention",
+    "check_attention",
+    "conventions",
     "dense_mask",
+    "luong_scores",
+    "merge_attention",
     "merge_heads",
     "multi_head_attention",
     "repeat_kv",
@@ -59,5 +79,6 @@ __all__ = [
     "scaled_dot_product_attention",
     "sinusoidal_positions",
     "softmax",
+    "softmax_backward",
     "split_heads",
 ]

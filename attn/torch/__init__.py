@@ -19,7 +19,10 @@ from attn.masks import (
     SlidingWindow,
     block_map,
 )
+from attn.torch.additive import AdditiveAttention, additive_weights, luong_scores
 from attn.torch.attention import attention_weights, scaled_dot_product_attention, softmax
+from attn.torch.check import as_numpy_function
+from attn.torch.blockwise import blockwise_attention, merge_attention
 from attn.torch.heads import (
     MultiHeadAttention,
     merge_heads,
@@ -31,6 +34,7 @@ from attn.torch.masks import dense_mask
 from attn.torch.positions import alibi_bias, alibi_slopes, rotary, sinusoidal_positions
 
 __all__ = [
+    "AdditiveAttention",
     "And",
     "Causal",
     "Dilated",
@@ -43,11 +47,16 @@ __all__ = [
     "PrefixLM",
     "SameDocument",
     "SlidingWindow",
+    "additive_weights",
     "alibi_bias",
     "alibi_slopes",
+    "as_numpy_function",
     "attention_weights",
     "block_map",
+    "blockwise_attention",
     "dense_mask",
+    "luong_scores",
+    "merge_attention",
     "merge_heads",
     "multi_head_attention",
     "repeat_kv",
