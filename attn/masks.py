@@ -175,7 +175,7 @@ class SameDocument(Mask):
 def _integer_array(name, value):
     is_tensor = hasattr(value, "dtype") and not isinstance(value, np.ndarray)
     value = value if is_tensor else np.asarray(value)
-    if not checks.dtype_name(value).startswith(("int", "uint")):
+    if not checks.dtype_name(value).startswith(("int", "uint")) and 0 not in value.shape:
         raise TypeError(f"{name}: expected integers, got dtype {checks.dtype_name(value)}")
     # A copy: the rule is frozen, so what its caller writes later must not change it.
     return value if is_tensor else np.array(value, np.int64)

@@ -1,4 +1,4 @@
-"""What every test shares: one thread, fixed seeds, no window, and book/ on the path."""
+"""What every test shares: one thread, fixed seeds, no window, both libraries, and the path."""
 
 import os
 
@@ -18,6 +18,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "book"))  # the notebooks' kernels start in book/, so do the tests
+sys.path.insert(1, str(ROOT / "tests"))  # mask_table and reference, which many tests import
 
 
 @pytest.fixture(autouse=True)
@@ -38,3 +39,41 @@ def sample(monkeypatch):
     monkeypatch.setitem(sys.modules, name, module)
     spec.loader.exec_module(module)
     return module.practice
+
+
+class Backend:
+    """One of the two libraries behind one set of names, so that a test is written once."""
+
+    def __init__(self, name):
+        self.name = name
+        self.attn = importlib.import_module("attn.torch" if name == "torch" else "attn")
+        self.library = importlib.import_module(name)
+
+    def __repr__(self):
+        return self.name
+
+    def array(self, values, dtype=None):
+        """Numbers or an array as an array of this library; `dtype` is a name such as "float32"."""
+        values = (
+            values if dtype == "bfloat16" or dtype is None else np.asarray(values).astype(dtype)
+        )
+        if self.name == "numpy":
+            return np.asarray(values)
+        dtype = None if dtype is None else getattr(self.library, dtype)
+        return self.library.tensor(np.array(values)).to(dtype)
+
+    def to_numpy(self, array):
+        """An array of this library as float64 (a boolean or integer one as it is)."""
+        if self.name == "torch":
+            array = array.detach()
+            array = (array.double() if array.is_floating_point() else array).numpy()
+        return array.astype(np.float64) if array.dtype.kind == "f" else array
+
+    def dtype(self, array):
+        return str(array.dtype).removeprefix("torch.")
+
+
+@pytest.fixture(scope="session", params=["numpy", "torch"])
+def backend(request):
+    """NumPy, then torch: the test runs once with each."""
+    return Backend(request.param)
