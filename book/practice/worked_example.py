@@ -38,7 +38,8 @@ def row_of_weights(query, keys):
     ### BEGIN SOLUTION
     scores = []
     for key in keys:
-        product = sum(q * k for q, k in zip(query, key, strict=True))
+        pairs = zip(query, key, strict=True)
+        product = sum(q * k for q, k in pairs)
         scores.append(product / math.sqrt(len(query)))
     powers = [math.exp(score) for score in scores]
     return [power / sum(powers) for power in powers]
@@ -102,7 +103,7 @@ def _(query, keys):
     $t = 1$: all three keys match equally well.
     """)
 def component_for(share):
-    """Return t such that query 1 gives this share of its weight to the key (t, 1)."""
+    """Return t for which key 3, (t, 1), gets this share."""
     ### BEGIN SOLUTION
     return 1 + math.sqrt(2) * math.log(2 * share / (1 - share))
     ### END SOLUTION
@@ -165,7 +166,7 @@ def _(share):
     same sum, so it does not matter which one a number is divided by.
     """)
 def attention_repaired(query, key, value):
-    """Return the contexts, (L, Dv), of arrays of shape (L, D), (S, D) and (S, Dv)."""
+    """Return the contexts, an array of shape (L, Dv)."""
     ### BEGIN SOLUTION
     scores = query @ key.T / np.sqrt(query.shape[1])
     powers = np.exp(scores)
@@ -182,7 +183,8 @@ def _(answer):
         contexts = answer(query, key, value)
     except ValueError as error:
         raise Wrong("with 2 queries and 5 keys the sizes do not fit, most likely in the division: "
-                    f"the sums need the shape (L, 1), see `keepdims` (NumPy: {error})") from None
+                    "the sums need the shape (L, 1), see `keepdims` "
+                    f"(NumPy: {str(error).strip()})") from None
     require_close(contexts, softmax(products / math.sqrt(3)) @ value, what="the contexts", slips=[
         (softmax(products / math.sqrt(2)) @ value, "still the root of the number of queries, √L"),
         (softmax(products / math.sqrt(5)) @ value, "that is the root of the number of keys, √S"),
@@ -235,12 +237,15 @@ def accepts(attention):
     rng = np.random.default_rng(0)
     query = rng.normal(size=(2, 3))
     key, value = rng.normal(size=(5, 3)), rng.normal(size=(5, 7))
-    want = attn.scaled_dot_product_attention(query, key, value)
+    right = attn.scaled_dot_product_attention
+    want = right(query, key, value)
     try:
         got = attention(query, key, value)
     except Exception:
         return False
-    return got.shape == want.shape and np.allclose(got, want, atol=1e-5)
+    if got.shape != want.shape:
+        return False
+    return np.allclose(got, want, atol=1e-5)
     ### END SOLUTION
 
 
@@ -363,7 +368,7 @@ practice.quiz(
         choice("(0, 5), the second value itself",
                reason="A softmax gives every key some weight, so no corner is reached exactly."),
     ]),
-    Question("Two programs print 1.9777582 and 1.977758 for the same entry, both in float32. "
+    Question("Two programs print 1.9777582 and 1.977758 for the same entry, both in `float32`. "
              "What follows?", [
         choice("One of them has a bug",
                reason="A bug shows in the leading digits or with other sizes. These two differ by "
