@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 from playwright.sync_api import sync_playwright
 
-from .test_site import SITE, site_pages
+from .test_site import SITE, page, site_pages
 
 BUDGET_KB = 500  # a page with all that it fetches, gzipped
 DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
@@ -34,7 +34,7 @@ STICKS_OUT = """() => {
     ["auto", "scroll"].includes(getComputedStyle(box).overflowX) || scrolls(box.parentElement));
   const out = [...document.querySelectorAll("article.bd-article *")].filter(box => {
     const {right, width} = box.getBoundingClientRect();
-    return right > limit && width > 0 && !box.closest(".katex-mathml, .visually-hidden")
+    return right > limit && width > 0 && !box.closest(".katex-mathml, .katex svg, .visually-hidden")
       && !scrolls(box.parentElement);
   }).map(box => box.outerHTML.slice(0, 120));
   const page = document.documentElement.scrollWidth;
@@ -206,6 +206,17 @@ def test_a_reader_can_choose_the_dark(browser, address):
                 break
             visit.page.keyboard.press("Enter")
         assert query.evaluate("e => getComputedStyle(e).color") == "rgb(108, 182, 255)"
+
+
+def test_ticked_objectives_are_remembered(browser, address):
+    name = next(name for name in site_pages() if page(name).select(".task-list-item"))
+    with Visit(browser, address, name) as visit:
+        box = visit.page.locator(".task-list-item").nth(1).get_by_role("checkbox")
+        box.check()
+        visit.page.reload()
+        assert visit.page.get_by_role("checkbox", checked=True).count() == 1
+        assert box.is_checked()
+        assert visit.complaints == []
 
 
 def test_a_wide_formula_scrolls_by_keyboard(browser, address):

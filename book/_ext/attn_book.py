@@ -67,6 +67,12 @@ EDITS = [
         r'<div id="pst-primary-sidebar" role="region" aria-label="Book"',
     ),
     (r'role="doc-biblioentry"', 'role="listitem"'),
+    # A task list is a reader's own: boxes with a label, free to tick (book.js remembers).
+    (
+        r'(<li class="task-list-item">\s*(?:<p>)?)<input class="task-list-item-checkbox"[^>]*>\s*'
+        r"((?:(?!<li|<ul|<ol).)*?)((?:</p>)?\s*</li>)",
+        r'\1<label><input class="task-list-item-checkbox" type="checkbox">\2</label>\3',
+    ),
 ]
 
 
@@ -77,7 +83,7 @@ def mend_pages(app, error):
     for page in Path(app.outdir).rglob("*.html"):
         text = mended = page.read_text(encoding="utf-8")
         for pattern, replacement in EDITS:
-            mended = re.sub(pattern, replacement, mended)
+            mended = re.sub(pattern, replacement, mended, flags=re.DOTALL)
         if mended != text:
             page.write_text(mended, encoding="utf-8")
 

@@ -12,3 +12,19 @@
   addEventListener("resize", mark);
   document.addEventListener("toggle", mark, true); // a solution that opens
 })();
+
+// The boxes of a page that the reader ticked stay ticked in this browser, and nowhere else.
+addEventListener("DOMContentLoaded", () => {
+  const boxes = [...document.querySelectorAll(".task-list-item-checkbox")];
+  const key = `ticked:${location.pathname}`;
+  try {
+    const ticked = JSON.parse(localStorage.getItem(key) ?? "[]");
+    boxes.forEach((box, i) => {
+      box.checked = ticked.includes(i);
+      box.addEventListener("change", () => localStorage.setItem(
+        key, JSON.stringify(boxes.flatMap((b, j) => (b.checked ? [j] : [])))));
+    });
+  } catch {
+    // No storage (a private window): ticking still works until the page is left.
+  }
+});
