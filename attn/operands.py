@@ -78,7 +78,7 @@ def working_dtype(dtype):
 def narrowed(x, dtype):
     """A bias or sink in the working dtype: numbers beyond its range saturate, -inf stays -inf."""
     if x.dtype.itemsize > dtype.itemsize:
-        limit = np.finfo(dtype).max
+        limit = np.finfo(dtype).max / 4  # so that no difference of two scores overflows
         x = np.where(np.isneginf(x), x, np.clip(x, -limit, limit))
     return np.asarray(x).astype(dtype, copy=False)
 

@@ -84,7 +84,7 @@ def without_autocast(device):
 def narrowed(x, dtype):
     """A bias or sink in the working dtype: numbers beyond its range saturate, -inf stays -inf."""
     if x.dtype.itemsize > dtype.itemsize:
-        limit = torch.finfo(dtype).max
+        limit = torch.finfo(dtype).max / 4  # so that no difference of two scores overflows
         x = torch.where(torch.isneginf(x), x, x.clamp(-limit, limit))
     return x.to(dtype)
 
