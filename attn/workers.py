@@ -24,14 +24,21 @@ def run(work, tasks, new_buffer):
     """
     drawing = threading.Lock()
 
+    def stop():  # after an error or Ctrl-C the other threads find no more tasks
+        with drawing:
+            tasks.close()
+
+    def draw():
+        with drawing:
+            return next(tasks, None)
+
     def work_until_none_is_left():
         buffer = new_buffer()
-        while True:
-            with drawing:
-                task = next(tasks, None)
-            if task is None:
-                return
-            work(buffer, *task)
+        try:
+            while (task := draw()) is not None:
+                work(buffer, *task)
+        finally:
+            stop()
 
     with one_blas_thread() as count:
         if count == 1:
@@ -46,9 +53,8 @@ def run(work, tasks, new_buffer):
             try:
                 for thread in started:
                     thread.result()
-            finally:  # after an error or Ctrl-C the other threads find no more tasks
-                with drawing:
-                    tasks.close()
+            finally:
+                stop()
 
 
 @contextlib.contextmanager
