@@ -217,6 +217,7 @@ BROKEN = [
     ("figures_are_described", figure(name="fig-other-weights"), "name of another"),
     ("figures_are_described", lambda nb: nb.cells[5].outputs.append(nb.cells[5].outputs[1]),
      "2 pictures"),
+    ("figures_are_described", lambda nb: nb.cells[5].outputs.pop(1), "no picture is stored"),
     ("figures_have_a_number", lambda nb: nb.cells[5].outputs.pop(0), "neither prints nor asserts"),
     ("markdown_pictures_are_described", added("\n![flow](flow.svg)", 1), "flow.svg"),
     ("markdown_pictures_are_described", added('\n<img src="flow.svg">', 1), "<img"),

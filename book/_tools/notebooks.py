@@ -115,6 +115,7 @@ def main(arguments=None):
     options = parser.parse_args(arguments)
     # Sums over several threads differ in their last digits, and so would the stored outputs.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.pop("MPLBACKEND", None)  # another backend than the kernel's own stores no pictures
     names = [Path(name).stem for name in options.chapters]
     names = names or sorted(path.stem for path in options.book.glob("*.ipynb"))
     paths = [options.book / f"{name}.ipynb" for name in names]

@@ -17,9 +17,10 @@ import subprocess
 import sys
 
 if "google.colab" in sys.modules:
+    book = "{REPOSITORY}"
     home = "/content/attention-book"
     if not os.path.isdir(home):
-        subprocess.run(["git", "clone", "--depth=1", "{REPOSITORY}", home], check=True)
+        subprocess.run(["git", "clone", "--depth=1", book, home], check=True)
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", home]
     subprocess.run(install, check=True)
     os.chdir(f"{{home}}/book")

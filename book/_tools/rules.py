@@ -103,6 +103,8 @@ def figures_are_described(nb):
         pictures = sum(any(kind.startswith("image/") for kind in output.get("data", {}))
                        for output in cell.outputs)
         if pictures == 0:
+            if re.search(r"\bplt\.show\(", cell.source):
+                yield f"{where} shows a figure, but no picture is stored: run it again"
             continue
         if pictures > 1:
             yield f"{where} shows {pictures} pictures: one a cell, each with its own alt text"
