@@ -333,8 +333,8 @@ practice.quiz(
     Question("Raw scores, 64 keys, D grows from 64 to 1024. What happens to the gradients that "
              "get through the softmax?", [
         choice("All of them shrink by about the same factor",
-               reason="The middle one shrinks by a factor of several hundred, the mean by about three: "
-                      "they do not move together."),
+               reason="The middle one shrinks by a factor of several hundred, the mean by about "
+                      "three: they do not move together."),
         choice("None shrinks, because the maximum is subtracted",
                reason="Subtracting the maximum does not change the weights, and so no gradient."),
         choice("Most vanish, a few near ties stay large, and the mean falls like 1/√D", right=True,
