@@ -26,11 +26,13 @@ figures `from attn import plotting`.
 from attn import conventions
 from attn.additive import additive_weights, luong_scores
 from attn.attention import attention_weights, scaled_dot_product_attention, softmax
+from attn.audit import MaskAudit, audit_mask
 from attn.backward import attention_backward, softmax_backward
 from attn.blockwise import blockwise_attention, merge_attention
 from attn.cache import KVCache
 from attn.check import CheckReport, check_attention
 from attn.heads import merge_heads, multi_head_attention, repeat_kv, split_heads
+from attn.leaks import LeakReport, find_leaks, influence
 from attn.masks import (
     And,
     Causal,
@@ -54,7 +56,9 @@ __all__ = [
     "Dilated",
     "KVCache",
     "KeyPadding",
+    "LeakReport",
     "Mask",
+    "MaskAudit",
     "Not",
     "Or",
     "PrefixLM",
@@ -65,11 +69,14 @@ __all__ = [
     "alibi_slopes",
     "attention_backward",
     "attention_weights",
+    "audit_mask",
     "block_map",
     "blockwise_attention",
     "check_attention",
     "conventions",
     "dense_mask",
+    "find_leaks",
+    "influence",
     "luong_scores",
     "merge_attention",
     "merge_heads",

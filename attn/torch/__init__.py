@@ -21,8 +21,8 @@ from attn.masks import (
 )
 from attn.torch.additive import AdditiveAttention, additive_weights, luong_scores
 from attn.torch.attention import attention_weights, scaled_dot_product_attention, softmax
-from attn.torch.check import as_numpy_function
 from attn.torch.blockwise import blockwise_attention, merge_attention
+from attn.torch.check import as_numpy_function
 from attn.torch.heads import (
     MultiHeadAttention,
     merge_heads,

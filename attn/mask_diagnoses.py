@@ -1,0 +1,138 @@
+"""Known bugs of masks, each with the wrong formula that it computes: the second part of
+attn.diagnoses.
+
+Imports attn.steps.
+"""
+
+import numpy as np
+
+from attn.steps import bugs
+
+# Rounded to powers of ten: a fill between two of them hides and leaks in the same trials.
+FILLS = (-5.0, -20.0, -50.0, *(-(10.0**p) for p in range(2, 17)))
+
+
+def _triangle(n, shift, lower_right):
+    """Ones up to `shift` beside the diagonal that starts upper-left or ends lower-right."""
+    return np.tril(np.ones((n.L, n.S), bool), shift + (n.S - n.L) * lower_right)
+
+
+def _where_given(change):
+    return {"mask": lambda mask, n: None if mask is None else change(mask, n)}
+
+
+def _shifted(mask, n, by):
+    """The mask, one key to the left (by = -1) or to the right (by = 1) of where it belongs."""
+    mask = np.broadcast_to(mask, (*mask.shape[:-1], n.S))
+    edge = np.full_like(mask[..., :1], by > 0)
+    parts = (edge, mask[..., :-1]) if by > 0 else (mask[..., 1:], edge)
+    return np.concatenate(parts, axis=-1)
+
+
+def _off_by_one(by):
+    """All the ways to hide one key too many (by = -1) or one too few (by = 1) of a triangle."""
+    name = f"off-by-one triangle ({'one long' if by > 0 else 'one short'})"
+    sees = "sees one position of its future" if by > 0 else "does not see its own position"
+    both = np.logical_or if by > 0 else np.logical_and
+    for corner in (0, 1):
+        made = _where_given(lambda mask, n, corner=corner: _triangle(n, by, corner)[None, None])
+        yield name, f"a query {sees}", made
+        kept = _where_given(lambda mask, n, corner=corner: both(mask, _triangle(n, by, corner)))
+        yield name, f"a query {sees}", kept
+    yield name, "the mask is shifted by one key", _where_given(lambda m, n: _shifted(m, n, by))
+
+
+def _always_causal():
+    for corner in (0, 1):
+        made = _where_given(lambda mask, n, corner=corner: _triangle(n, 0, corner)[None, None])
+        yield "a triangle instead of the mask", "a causal mask is made, whatever mask came", made
+        always = {"mask": lambda mask, n, corner=corner: _triangle(n, 0, corner)}
+        yield "causal without being asked", "the future is hidden with no mask too", always
+
+
+def _of_keys(mask):
+    return mask.shape[-2] == 1
+
+
+TRIANGLES = bugs(
+    "Query i sees keys 0 to i: k <= q, np.tril(ones) with k=0; lay a given mask on as it came.",
+    *_off_by_one(-1),
+    *_off_by_one(1),
+    *_always_causal(),
+)
+
+READINGS = bugs(
+    "True means may attend; the axes are (B, H, L, S); a mask (B, 1, 1, S) hides keys.",
+    ("mask ignored", "the mask changes nothing", _where_given(lambda mask, n: None)),
+    ("inverted mask", "hidden keys are seen and visible ones hidden (or the function means the "
+     "opposite: convention='is hidden')", _where_given(lambda mask, n: ~mask)),
+    ("padding on the wrong axis", "the padding mask hides queries, not keys",
+     _where_given(lambda mask, n: mask.swapaxes(-1, -2) if _of_keys(mask) else mask)),
+    ("mask transposed", "queries and keys of the mask are swapped",
+     _where_given(lambda mask, n: mask.swapaxes(-1, -2))),
+    ("first head's mask for all", "every head uses the mask of head 0",
+     _where_given(lambda mask, n: mask[:, :1])),
+    ("batch mixed", "every batch row uses the mask of row 0",
+     _where_given(lambda mask, n: mask[:1])),
+)  # fmt: skip
+
+
+def _unmasked(scores, keep):
+    return scores
+
+
+def _divided_again(weights, keep):
+    return weights * keep / (weights * keep).sum(-1, keepdims=True)
+
+
+def _fills():
+    for fill in FILLS:
+        number = f"{fill:.0e}".replace("e+0", "e").replace("e+", "e")
+        says = f"to about {number}, which real scores can undercut"
+        yield (
+            "finite fill",
+            f"hidden scores are set {says}",
+            {"remove": lambda scores, keep, fill=fill: np.where(keep, scores, fill)},
+        )
+        yield (
+            "finite fill",
+            f"hidden scores are lowered {says.replace('to about', 'by about')}",
+            {"remove": lambda scores, keep, fill=fill: scores + np.where(keep, 0, fill)},
+        )
+
+
+REMOVALS = bugs(
+    "Write -inf where the mask is False, before the softmax: np.where(mask, scores, -np.inf).",
+    ("mask after the softmax", "hidden weights become 0 and the others do not grow",
+     {"remove": _unmasked, "drop": lambda weights, keep: weights * keep}),
+    ("mask after the softmax", "weights are masked and divided again, when all may have become 0",
+     {"remove": _unmasked, "drop": _divided_again}),
+    ("hidden scores set to 0", "a hidden key gets exp(0), a weight like any other",
+     {"remove": lambda scores, keep: scores * keep}),
+    ("mask added as a number", "True adds 1 to the score, False hides nothing",
+     {"remove": lambda scores, keep: scores + keep}),
+    ("0 times -inf", "(1 - mask)·(-inf) is NaN where the mask is True",
+     {"remove": lambda scores, keep: scores + np.where(keep, np.nan, -np.inf)}),
+    *_fills(),
+)  # fmt: skip
+
+
+def _empty(then):
+    def remove(scores, keep):
+        empty = ~keep.any(axis=-1, keepdims=True)
+        return np.where(keep, scores, np.where(empty, then(scores), -np.inf))
+
+    return {"remove": remove}
+
+
+EMPTY_ROWS = bugs(
+    "A query that may attend to nothing gets zeros: guard the maximum and the division.",
+    ("NaN on empty rows", "-inf minus -inf, or 0/0, is NaN",
+     {"peak": lambda scores, axis: scores.max(axis, keepdims=True)}),
+    ("mean on empty rows", "a query that may attend to nothing gets the mean of all values",
+     _empty(lambda scores: 0)),
+    ("empty rows see everything", "a query that may attend to nothing attends to all keys",
+     _empty(lambda scores: scores)),
+)  # fmt: skip
+
+BUGS = (*EMPTY_ROWS, *READINGS, *TRIANGLES, *REMOVALS)
