@@ -4,6 +4,7 @@ The theme carries the whole of Font Awesome: 300 KB of fonts and 100 KB of rules
 about twenty icons. WOFF (not WOFF2) needs nothing beyond fontTools, which Matplotlib brings.
 """
 
+import logging
 import re
 from pathlib import Path
 
@@ -57,5 +58,6 @@ def cut_icons(app, error):
 
 
 def setup(app):
+    logging.getLogger("fontTools").setLevel(logging.WARNING)
     app.connect("build-finished", cut_icons, priority=900)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
