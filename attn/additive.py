@@ -99,7 +99,7 @@ def luong_scores(query, key, weight=None, v=None):
     TypeError
         Integer or mixed dtypes, or tensors.
 
-    Source: Luong, Pham & Manning (2015), section 3.1, equation 8.
+    Source: Luong, Pham & Manning (2015), section 3.1.
 
     Examples
     --------

@@ -103,10 +103,10 @@ def rotary(x, positions, *, layout, base=10000.0, size=None):
         first, second = slice(0, size, 2), slice(1, size, 2)
     else:
         first, second = slice(0, size // 2), slice(size // 2, size)
-    output = x.astype(np.float64)
+    output = x.copy()  # the products below are float64: each is rounded once, as it is written here
     output[..., first] = x[..., first] * cos - x[..., second] * sin
     output[..., second] = x[..., first] * sin + x[..., second] * cos
-    return output.astype(x.dtype, copy=False)
+    return output
 
 
 def alibi_slopes(num_heads):

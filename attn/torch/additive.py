@@ -88,7 +88,7 @@ def luong_scores(query, key, weight=None, v=None):
     TypeError, ValueError
         As attn.luong_scores.
 
-    Source: Luong, Pham & Manning (2015), section 3.1, equation 8.
+    Source: Luong, Pham & Manning (2015), section 3.1.
 
     Examples
     --------
