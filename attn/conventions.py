@@ -13,8 +13,8 @@ attn's mask is boolean, True = may attend, shape (1|B, 1|H, 1|L, S). The others:
     flash-attention         lengths and windows, no array             cu_seqlens, (left, right)
 
 An `is_causal` flag stands for a triangle, and libraries lay it differently when L != S: from the
-upper left in torch SDPA, JAX and ONNX (Causal with q_offset=0), from the lower right in
-flash-attention since 2.1 (q_offset=S - L).
+upper left in torch SDPA, JAX and Keras (Causal with q_offset=0), to the lower right in
+flash-attention since 2.1 (q_offset=S - L); ONNX counts the keys of past_key as q_offset.
 
 Converters take arrays of both libraries and return the kind they got. They are in attn.torch_masks,
 attn.other_masks, attn.hugging_face_masks, attn.flash_masks and attn.mask_forms, and found here.

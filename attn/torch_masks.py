@@ -126,7 +126,7 @@ def _hidden(name, mask):
     return ~forms.boolean(name, mask)
 
 
-def to_torch_mha(mask, *, num_heads):
+def to_torch_mha(mask, *, num_heads, batch=None):
     """Write a mask for nn.MultiheadAttention, True = hidden.
 
     A mask of keys alone becomes the key_padding_mask, any other the attn_mask. The layer gives NaN
@@ -138,6 +138,8 @@ def to_torch_mha(mask, *, num_heads):
         L written out unless the mask is the same for all queries.
     num_heads : int
         H of the layer.
+    batch : int, optional
+        B of the call, for a mask that leaves it open and differs from head to head.
 
     Returns
     -------
@@ -147,7 +149,7 @@ def to_torch_mha(mask, *, num_heads):
     Raises
     ------
     TypeError, ValueError
-        Not boolean, not four axes, another number of heads.
+        Not boolean, not four axes, another number of heads or batch rows.
 
     Source: as from_torch_mha.
 
@@ -161,8 +163,12 @@ def to_torch_mha(mask, *, num_heads):
     B, H, L, S = mask.shape
     if H not in (1, num_heads):
         raise ValueError(f"mask: expected 1 or num_heads = {num_heads} heads, got {H}")
+    if batch is not None and B not in (1, batch):
+        raise ValueError(f"mask: expected 1 or batch = {batch} batch rows, got {B}")
     if H == L == 1:
-        return TorchMHAMasks(None, ~mask[:, 0, 0])
+        keys = ~mask[:, 0, 0]
+        return TorchMHAMasks(None, forms.expand(keys, (B if batch is None else batch, S)))
     if B == H == 1:
         return TorchMHAMasks(~mask[0, 0], None)
+    B = B if batch is None else batch
     return TorchMHAMasks(~forms.expand(mask, (B, num_heads, L, S)).reshape(-1, L, S), None)
