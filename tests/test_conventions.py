@@ -78,7 +78,7 @@ def test_additive_by_hand():
     bias = np.array([0.0, -0.0, -INF, -1e9, -1e4, np.finfo(np.float64).min])
     assert conventions.from_additive(bias).tolist() == [True, True, False, False, False, False]
     assert conventions.to_additive(np.array([True, False])).tolist() == [0, -INF]
-    with pytest.raises(ValueError, match="bias: expected 0 .* or at most -9999"):
+    with pytest.raises(ValueError, match=r"bias: expected 0 .* or at most -9999"):
         conventions.from_additive(np.array([0.0, -3.0]))
     with pytest.raises(ValueError, match="pass it as bias="):
         conventions.from_additive(np.array([np.nan]))
@@ -230,7 +230,7 @@ def test_torch_multihead_attention_itself(mask):
     query, key, value = operands()
     expected = attn.scaled_dot_product_attention(query, key, value, mask)
     flat = [torch.from_numpy(merge_heads(x)) for x in (query, key, value)]
-    masks = conventions.to_torch_mha(torch.from_numpy(mask), num_heads=H)
+    masks = conventions.to_torch_mha(torch.from_numpy(mask), num_heads=H, batch=B)
     output = identity_mha()(*flat, **masks._asdict())[0].detach().numpy()
     np.testing.assert_allclose(split_heads(output, H), expected, atol=1e-12)
 
@@ -383,6 +383,11 @@ MASK = MASKS["pairs"]
             lambda c: c.to_torch_mha(MASKS["heads"], num_heads=2),
             ValueError,
             "mask: expected 1 or num_heads = 2 heads, got 3",
+        ),
+        (
+            lambda c: c.to_torch_mha(MASKS["keys"], num_heads=2, batch=5),
+            ValueError,
+            "mask: expected 1 or batch = 5 batch rows, got 2",
         ),
         (lambda c: c.from_keras(), ValueError, "got None for all"),
         (lambda c: c.from_keras(MASK), ValueError, r"attention_mask: expected shape \(B, L, S\)"),
