@@ -23,6 +23,7 @@ from attn.torch.additive import AdditiveAttention, additive_weights, luong_score
 from attn.torch.attention import attention_weights, scaled_dot_product_attention, softmax
 from attn.torch.blockwise import blockwise_attention, merge_attention
 from attn.torch.check import as_numpy_function
+from attn.torch.fused import fused_attention, fused_path
 from attn.torch.heads import (
     MultiHeadAttention,
     merge_heads,
@@ -30,7 +31,7 @@ from attn.torch.heads import (
     repeat_kv,
     split_heads,
 )
-from attn.torch.masks import dense_mask
+from attn.torch.masks import block_mask, dense_mask
 from attn.torch.positions import alibi_bias, alibi_slopes, rotary, sinusoidal_positions
 
 __all__ = [
@@ -53,8 +54,11 @@ __all__ = [
     "as_numpy_function",
     "attention_weights",
     "block_map",
+    "block_mask",
     "blockwise_attention",
     "dense_mask",
+    "fused_attention",
+    "fused_path",
     "luong_scores",
     "merge_attention",
     "merge_heads",

@@ -1,0 +1,418 @@
+"""fused_attention against the plain function on every path, and the masks that FlexAttention gets.
+
+The FlexAttention path runs here as on a GPU but on the CPU and uncompiled, where torch writes out
+all scores: rule, tile lists, softcap, bias and sink are proven, the GPU's own kernel is not.
+"""
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from mask_table import TABLE
+from reference import attend
+from torch.nn.attention import flex_attention as flex
+
+import attn.torch
+from attn import Causal, Dilated, KeyPadding, Mask, PrefixLM, SameDocument, SlidingWindow
+from attn.torch import (
+    block_mask,
+    dense_mask,
+    fused_attention,
+    fused_path,
+    kernels,
+    masks,
+    scaled_dot_product_attention,
+    strips,
+)
+
+B, H, HKV, L, S, D, DV = 2, 6, 3, 13, 17, 5, 7
+TIGHT = dict(atol=1e-12, rtol=1e-12)
+RNG = np.random.default_rng(7)
+IDS = np.sort(RNG.integers(0, 4, (B, 40)), axis=-1)
+MASKS = {
+    "none": None,
+    "causal": Causal(),
+    "window": SlidingWindow(3, 1),
+    "prefix": PrefixLM([5, 0]),
+    "documents": SameDocument(IDS),
+    "padding": KeyPadding([S, 4]),
+    "dilated": Dilated(3),
+    "future": ~Causal(),
+    "first keys and window": KeyPadding(2) | SlidingWindow(2),
+    "array": torch.as_tensor(RNG.random((B, 1, L, S)) > 0.6),
+    "array per head": torch.as_tensor(RNG.random((1, H, L, S)) > 0.9),
+    "nothing": KeyPadding(0),
+}
+OPTIONS = {
+    "bare": {},
+    "negative scale": {"scale": -0.7},
+    "no scale": {"scale": 0.0},
+    "softcap": {"softcap": 1.5},
+    "sink": {"sink": (H,)},
+    "bias": {"bias": (L, S)},
+    "key bias": {"bias": (B, 1, 1, S)},
+    "all": {"softcap": 2.0, "sink": (H,), "bias": (1, H, L, S), "scale": 0.4},
+}
+
+
+@pytest.fixture
+def small_tiles(monkeypatch):
+    """Tiles of 4 queries by 3 keys: small inputs then have many strips, with ragged ends."""
+    monkeypatch.setattr(strips, "ROWS", 4)
+    monkeypatch.setattr(strips, "KEYS", 3)
+
+
+@pytest.fixture
+def flex_on_cpu(monkeypatch):
+    """Send every call that a GPU would give to FlexAttention there, without its compiler."""
+    monkeypatch.setattr(flex, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
+    monkeypatch.setattr(flex, "_validate_device", lambda *operands: None)
+    monkeypatch.setattr(masks, "_flex_kernel", lambda: flex.flex_attention)
+    for path in ("sdpa slices", "plain slices"):
+        monkeypatch.setitem(kernels.KERNELS, path, kernels.flex)
+
+
+def operands(dtype=torch.float64, heads=(H, HKV), sizes=(L, S, D, DV), batch=B):
+    rows, slots, width, wide = sizes
+    shapes = (heads[0], rows, width), (heads[1], slots, width), (heads[1], slots, wide)
+    return [torch.randn(batch, *shape, dtype=dtype, requires_grad=True) for shape in shapes]
+
+
+def filled(options, dtype=torch.float64):
+    """Shapes of sink and bias as random tensors; some of the bias removes its pair."""
+    options = dict(options)
+    for name in {"sink", "bias"} & set(options):
+        numbers = torch.randn(options[name], dtype=dtype)
+        if name == "bias":
+            numbers[numbers > 1] = -torch.inf
+        options[name] = numbers.requires_grad_()
+    return options
+
+
+def values_and_gradients(function, inputs, mask, options):
+    """Output and the gradients of everything that has one, for the same random cotangent."""
+    output = function(*inputs, mask, **options)
+    leaves = [*inputs, *(x for x in options.values() if isinstance(x, torch.Tensor))]
+    leaves = [x for x in leaves if x.requires_grad]
+    cotangent = torch.linspace(-1, 1, output.numel(), dtype=output.dtype).reshape(output.shape)
+    return [output.detach(), *torch.autograd.grad(output, leaves, cotangent)]
+
+
+def assert_same(inputs, mask, options, **tolerance):
+    expected = values_and_gradients(scaled_dot_product_attention, inputs, mask, options)
+    got = values_and_gradients(fused_attention, inputs, mask, options)
+    for name, ours, plain in zip(("output", *"qkv", "bias", "sink"), got, expected, strict=False):
+        torch.testing.assert_close(ours, plain, **(tolerance or TIGHT), msg=f"{name} differs")
+
+
+class TestSameNumbers:
+    @pytest.mark.parametrize("offset", [0, S - L, [-6, 9]], ids=str)
+    @pytest.mark.parametrize("option", OPTIONS)
+    @pytest.mark.parametrize("name", MASKS)
+    def test_output_and_gradients(self, small_tiles, name, option, offset):
+        if name == "documents" and offset != 0:
+            offset = 3  # ids are looked up by position: no position before the first
+        options = filled(OPTIONS[option]) | {"q_offset": offset}
+        assert_same(operands(), MASKS[name], options)
+
+    @pytest.mark.parametrize("row", TABLE, ids=str)
+    def test_every_rule_against_plain_loops(self, small_tiles, row):
+        batch, heads = max(row.batch, 2) if row.batch == 1 else row.batch, max(row.heads, 1)
+        inputs = operands(heads=(heads, heads), sizes=(row.L, row.S, D, DV), batch=batch)
+        got = fused_attention(*inputs, row.mask, q_offset=row.q_offset)
+        expected, _ = attend(*(x.detach().numpy() for x in inputs), row.allowed)
+        np.testing.assert_allclose(got.detach(), expected, atol=1e-12)
+
+    def test_default_tiles_over_several_strips(self):
+        inputs = operands(heads=(2, 1), sizes=(331, 397, D, DV), batch=1)
+        assert_same(inputs, SlidingWindow(50, 20) | KeyPadding(5), {"q_offset": 29})
+
+    def test_without_gradients(self, small_tiles):
+        for mask in MASKS.values():
+            with torch.no_grad():
+                got = fused_attention(*operands(), mask, q_offset=0)
+            assert not got.requires_grad
+
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+    @pytest.mark.parametrize("mask", [None, Causal(), SlidingWindow(40), KeyPadding(90)], ids=repr)
+    @pytest.mark.parametrize("option", ["bare", "negative scale", "bias", "softcap", "sink"])
+    def test_half_precision_within_twice_the_plain_error(self, dtype, mask, option):
+        shapes = {"bias": (131, 131), "sink": (H,)}
+        options = {k: shapes.get(k, v) for k, v in OPTIONS[option].items()}
+        options = filled(options, torch.float32)
+        for sizes in ((131, 131, 16, 16), (131, 131, 16, 24)):
+            halves = [x.detach() for x in operands(dtype, sizes=sizes)]
+            exact = scaled_dot_product_attention(*(x.double() for x in halves), mask, **options)
+            plain, got = (
+                f(*halves, mask, **options) for f in (scaled_dot_product_attention, fused_attention)
+            )
+            assert got.dtype == dtype
+            error = [(x.double() - exact).abs().max() for x in (got, plain)]
+            assert error[0] <= 2 * error[1]
+
+    @pytest.mark.parametrize("shape", [(L, D), (3, L, D), (2, 3, 3, L, D)], ids=str)
+    def test_any_rank(self, shape):
+        query, key, value = (torch.randn(shape) for _ in range(3))
+        for mask in (None, Causal(), SlidingWindow(2), torch.ones(L, L, dtype=torch.bool).tril()):
+            expected = scaled_dot_product_attention(query, key, value, mask)
+            torch.testing.assert_close(fused_attention(query, key, value, mask), expected)
+
+    @pytest.mark.parametrize("empty", range(5))
+    def test_zero_sizes(self, empty):
+        batch, *sizes = (0 if i == empty else n for i, n in enumerate((B, L, S, D, DV)))
+        inputs = operands(sizes=sizes, batch=batch)
+        for mask in (None, Causal(), SlidingWindow(2)):
+            assert_same(inputs, mask, {"q_offset": 0})
+
+    def test_autocast_is_ignored(self):
+        inputs = [x.detach().float() for x in operands()]
+        for mask in (None, SlidingWindow(2)):
+            with torch.autocast("cpu", torch.bfloat16):
+                got = fused_attention(*inputs, mask, q_offset=0)
+            expected = scaled_dot_product_attention(*inputs, mask, q_offset=0)
+            torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
+
+    def test_inputs_stay_as_they_are_and_strides_do_not_matter(self):
+        query, key, value = (x.detach() for x in operands(heads=(HKV, HKV)))
+        odd = query.mT.contiguous().mT, key[:1].expand(B, -1, -1, -1), value[..., ::2]
+        before = [x.clone() for x in odd]
+        for mask in (None, Causal(), SlidingWindow(2)):
+            got = fused_attention(*odd, mask, q_offset=0)
+            expected = scaled_dot_product_attention(*before, mask, q_offset=0)
+            torch.testing.assert_close(got, expected, **TIGHT)
+        assert all(torch.equal(x, y) for x, y in zip(odd, before, strict=True))
+
+
+class TestNothingThere:
+    @pytest.mark.parametrize("option", ["bare", "bias", "sink", "softcap"])
+    def test_all_tiles_empty_still_hangs_on_the_graph(self, small_tiles, option):
+        options = filled(OPTIONS[option])
+        inputs = operands()
+        output, *gradients = values_and_gradients(fused_attention, inputs, KeyPadding(0), options)
+        assert all(not x.any() for x in (output, *gradients))
+
+    @pytest.mark.parametrize("garbage", [torch.nan, torch.inf, -torch.inf, 1e300])
+    @pytest.mark.parametrize("name", ["window", "documents", "padding", "causal", "array"])
+    def test_what_nobody_sees_may_hold_anything(self, small_tiles, name, garbage):
+        mask = MASKS[name]
+        if name == "array":
+            mask = mask.clone()
+            mask[..., -3:] = mask[..., 2, :] = False
+        allowed = dense_mask(mask, L, S, q_offset=0, batch=B, heads=H).expand(B, H, L, S)
+        seen = allowed.any(-2).unflatten(1, (HKV, -1)).any(2)
+        inputs = operands()
+        expected = values_and_gradients(fused_attention, inputs, mask, {"q_offset": 0})
+        with torch.no_grad():
+            inputs[0][~allowed.any(-1)] = garbage
+            inputs[1][~seen] = garbage
+            inputs[2][~seen] = garbage
+        assert not seen.all() or not allowed.any(-1).all()
+        got = values_and_gradients(fused_attention, inputs, mask, {"q_offset": 0})
+        for ours, clean in zip(got, expected, strict=True):
+            torch.testing.assert_close(ours, clean, **TIGHT)
+
+    def test_a_key_that_some_see_spoils_only_their_rows(self, small_tiles):
+        query, key, value = (x.detach() for x in operands())
+        key[:, :, 8] = torch.inf
+        mask = SlidingWindow(1)
+        got = fused_attention(query, key, value, mask, q_offset=0)
+        torch.testing.assert_close(
+            got, scaled_dot_product_attention(query, key, value, mask, q_offset=0), equal_nan=True
+        )
+        assert fused_path(query, key, value, mask, q_offset=0) == "plain"
+
+
+class TestPath:
+    def test_each_path_by_name(self):
+        x, y = torch.randn(1, 2, L, D), torch.randn(1, 2, S, D)
+        bias = torch.zeros(L, L)
+        expected = [
+            (fused_path(x, x, x), "sdpa"),
+            (fused_path(x, x, x, Causal()), "sdpa causal"),
+            (fused_path(x, y, y, Causal(), q_offset=0), "sdpa causal"),
+            (fused_path(x, y, y, Causal(), q_offset=S - L), "sdpa slices"),
+            (fused_path(x, x, x, SlidingWindow(2)), "sdpa slices"),
+            (fused_path(x, x, x, torch.ones(L, L, dtype=torch.bool)), "sdpa slices"),
+            (fused_path(x, x, x, bias=bias), "sdpa slices"),
+            (fused_path(x, x, x, Causal(), softcap=3.0), "plain slices"),
+            (fused_path(x, x, x, sink=torch.zeros(2)), "plain slices"),
+            (fused_path(x[:, :, :0], x, x), "plain"),
+        ]
+        assert [got for got, _ in expected] == [path for _, path in expected]
+
+    def test_the_path_named_is_the_path_run(self, monkeypatch):
+        ran = []
+        for path, kernel in kernels.KERNELS.items():
+            logged = lambda call, path=path, kernel=kernel: (ran.append(path), kernel(call))[1]  # noqa: E731
+            monkeypatch.setitem(kernels.KERNELS, path, logged)
+        x = torch.randn(1, 2, L, D)
+        for mask in (None, Causal(), SlidingWindow(1)):
+            fused_attention(x, x, x, mask)
+            fused_attention(x, x, x, mask, softcap=1.0)
+        assert ran == [
+            "sdpa", "plain slices", "sdpa causal", "plain slices", "sdpa slices", "plain slices",
+        ]  # fmt: skip
+
+    def test_slices_never_see_an_empty_tile(self, small_tiles):
+        """Work is counted, not timed: pairs handed to the kernel against pairs of the matrix."""
+        pairs = []
+
+        def count(query, key, value, keep, bias):
+            pairs.append((query.shape[-2], key.shape[-2], keep is None))
+            return query.new_zeros(*query.shape[:-1], value.shape[-1])
+
+        x = torch.zeros(1, 1, 24, 2)
+        call = attn.torch.fused._plan(
+            x, x, x, SameDocument(np.repeat([0, 1, 2], (12, 8, 4))), bias=None, scale=None,
+            softcap=None, sink=None, q_offset=None,
+        )[1]  # fmt: skip
+        strips.attend_strips(call, count)
+        assert pairs == [(12, 12, True), (8, 9, False), (4, 6, False)] or pairs == [
+            (12, 12, True), (4, 9, False), (4, 9, False), (4, 6, False)
+        ]  # fmt: skip
+
+    def test_full_neighbours_share_one_call(self, small_tiles):
+        x = torch.zeros(1, 1, 24, 2)
+        call = attn.torch.fused._plan(
+            x, x, x, KeyPadding(9), bias=None, scale=None, softcap=None, sink=None, q_offset=None
+        )[1]
+        assert strips.plan_strips(call) == [[strips.Strip(0, 24, ((0, 9),), True)]]
+
+
+class TestErrors:
+    @pytest.mark.parametrize(
+        ("mask", "options"),
+        [
+            (Causal(), {}),
+            (lambda b, h, q, k: k <= q, {}),
+            (torch.ones(L, S), {}),
+            (torch.ones(L, L, dtype=torch.bool), {}),
+            (KeyPadding(S + 1), {}),
+            (None, {"softcap": 0.0}),
+            (None, {"scale": float("nan")}),
+            (None, {"sink": torch.zeros(H + 1)}),
+            (None, {"bias": torch.full((L, S), torch.nan)}),
+            (None, {"bias": torch.zeros(L, S, dtype=torch.bool)}),
+            (None, {"q_offset": [1, 2, 3]}),
+            (np.ones((L, S), bool), {}),
+        ],
+        ids=str,
+    )
+    def test_the_words_of_the_plain_function(self, mask, options):
+        inputs = [x.detach().float() for x in operands()]
+        with pytest.raises((TypeError, ValueError)) as plain:
+            scaled_dot_product_attention(*inputs, mask, **options)
+        for function in (fused_attention, fused_path):
+            with pytest.raises(plain.type) as ours:
+                function(*inputs, mask, **options)
+            assert str(ours.value) == str(plain.value)
+
+    @pytest.mark.parametrize("bad", [0, 1, 2])
+    def test_operands(self, bad):
+        inputs = [x.detach() for x in operands()]
+        for wrong in (inputs[bad].int(), inputs[bad][..., :3, :3], inputs[bad].numpy(), None):
+            broken = [*inputs[:bad], wrong, *inputs[bad + 1 :]]
+            outcomes = []
+            for function in (scaled_dot_product_attention, fused_attention):
+                with pytest.raises((TypeError, ValueError, AttributeError)) as error:
+                    function(*broken)
+                outcomes.append((error.type, str(error.value)))
+            assert outcomes[0] == outcomes[1]
+
+    def test_a_rule_that_does_not_answer_with_booleans(self):
+        class Number(Mask):
+            def __call__(self, b, h, q, k):
+                return abs(q - k)
+
+        x = torch.randn(1, 1, L, D)
+        for function in (scaled_dot_product_attention, fused_attention):
+            with pytest.raises(TypeError, match="expected a boolean tensor"):
+                function(x, x, x, Number())
+
+
+class TestBlockMask:
+    @pytest.mark.parametrize("edges", [(2, 3), (128, 128)], ids=str)
+    @pytest.mark.parametrize("row", TABLE, ids=str)
+    def test_lists_and_rule_agree_with_the_pictures(self, row, edges):
+        """Lists: no seen pair outside the listed tiles, no hidden pair inside a full one."""
+        block = block_mask(
+            row.mask, row.L, row.S, q_offset=row.q_offset, batch=row.batch, heads=row.heads,
+            block_size=edges,
+        )  # fmt: skip
+        allowed = np.broadcast_to(row.allowed, (row.batch, row.heads, row.L, row.S))
+        assert block.shape[-2:] == (row.L, row.S)
+        pairs = flex.create_mask(block.mask_mod, row.batch, row.heads, row.L, row.S, "cpu")
+        assert np.array_equal(pairs, allowed)
+        some = listed(block.kv_num_blocks, block.kv_indices)
+        full = listed(block.full_kv_num_blocks, block.full_kv_indices)
+        assert not (some & full).any()
+        spread = [spread_out(x, edges, (row.L, row.S)) for x in (some | full, full)]
+        assert (allowed <= spread[0]).all()
+        assert (spread[1] <= allowed).all()
+
+    @pytest.mark.parametrize("mask", [Causal(), SlidingWindow(5, 2), MASKS["array per head"]])
+    def test_the_same_tiles_as_torch_finds_pair_by_pair(self, mask):
+        ours = block_mask(mask, L, S, q_offset=2, heads=H, block_size=(4, 3))
+        theirs = flex.create_block_mask(ours.mask_mod, 1, H, L, S, "cpu", BLOCK_SIZE=(4, 3))
+        assert torch.equal(ours.to_dense().expand(1, H, -1, -1), theirs.to_dense())
+        counts = theirs.full_kv_num_blocks
+        assert torch.equal(ours.full_kv_num_blocks.expand_as(counts), counts)
+        back, expected = ours.full_q_num_blocks, theirs.full_q_num_blocks
+        assert torch.equal(back.expand_as(expected), expected)
+
+    @pytest.mark.parametrize("option", OPTIONS)
+    @pytest.mark.parametrize("name", [name for name in MASKS if name != "none"])
+    def test_flex_gives_the_numbers_of_the_plain_function(self, flex_on_cpu, name, option):
+        options = filled(OPTIONS[option], torch.float32) | {"q_offset": 3}
+        inputs = operands(torch.float32)
+        for x in (*inputs, *options.values()):
+            if isinstance(x, torch.Tensor):
+                x.requires_grad_(False)
+        expected = scaled_dot_product_attention(*inputs, MASKS[name], **options)
+        got = fused_attention(*inputs, MASKS[name], **options)
+        torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
+
+    def test_errors_are_those_of_dense_mask(self):
+        for mask, options in ((Causal(), {}), (None, {}), (KeyPadding(9), {}), (torch.ones(2), {})):
+            with pytest.raises((TypeError, ValueError)) as dense:
+                dense_mask(mask, 3, 5, **options)
+            with pytest.raises(dense.type) as ours:
+                block_mask(mask, 3, 5, **options)
+            assert str(ours.value) == str(dense.value)
+        with pytest.raises(ValueError, match="block_size"):
+            block_mask(Causal(), 3, 3, block_size=0)
+
+
+def listed(counts, columns):
+    """The tiles in the lists, as a boolean array."""
+    tiles = np.zeros(columns.shape, bool)
+    for index in np.ndindex(counts.shape):
+        tiles[index][columns[index][: counts[index]]] = True
+    return tiles
+
+
+def spread_out(tiles, edges, shape):
+    """A tile map as a map of pairs."""
+    return tiles.repeat(edges[0], -2).repeat(edges[1], -1)[..., : shape[0], : shape[1]]
+
+
+class TestCompile:
+    @pytest.mark.parametrize("name", ["none", "causal", "window", "documents", "array"])
+    def test_one_graph_and_the_same_numbers(self, name):
+        compiled = torch.compile(fused_attention, backend="aot_eager", fullgraph=True)
+        inputs = [x.detach() for x in operands()]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the compiler's own
+            got = compiled(*inputs, MASKS[name], q_offset=0)
+        expected = scaled_dot_product_attention(*inputs, MASKS[name], q_offset=0)
+        torch.testing.assert_close(got, expected, **TIGHT)
+
+    @pytest.mark.filterwarnings("ignore:There is a performance drop")  # torch's kernel has no vmap
+    def test_vmap(self):
+        query, key, value = (torch.randn(3, 2, L, D) for _ in range(3))
+        for mask in (None, Causal(), SlidingWindow(2)):
+            got = torch.func.vmap(lambda *x, mask=mask: fused_attention(*x, mask))(
+                query, key, value
+            )
+            torch.testing.assert_close(got, fused_attention(query, key, value, mask))
