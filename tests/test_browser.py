@@ -19,11 +19,23 @@ from .test_site import SITE, page, site_pages
 
 BUDGET_KB = 500  # a page with all that it fetches, gzipped
 DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
-CONTRAST = 4.5   # WCAG 2.2, 1.4.3
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome",
-            "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome")
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking",
-         "--disable-component-update", "--disable-sync", "--no-first-run"]
+CONTRAST = 4.5  # WCAG 2.2, 1.4.3
+BROWSERS = (
+    "chromium",
+    "chromium-browser",
+    "google-chrome",
+    "google-chrome-stable",
+    "chrome",
+    "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome",
+)
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+]
 TEXT = {".html", ".css", ".js", ".svg", ".json", ".xml", ".txt"}
 AXE = (files("axe_playwright_python") / "axe.min.js").read_text(encoding="utf-8")
 
@@ -118,7 +130,8 @@ class Visit:
     def __init__(self, browser, address, name, scheme="light"):
         self.address, self.requests, self.elsewhere, self.complaints = address, set(), set(), []
         self.context = browser.new_context(
-            color_scheme=scheme, viewport=DESKTOP, reduced_motion="reduce")
+            color_scheme=scheme, viewport=DESKTOP, reduced_motion="reduce"
+        )
         self.page = self.context.new_page()
         self.page.route("**/*", self._route)
         self.page.on("pageerror", lambda error: self.complaints.append(f"error: {error}"))
@@ -150,8 +163,9 @@ class Visit:
     def axe(self, **rules):
         if not self.page.evaluate("typeof axe === 'object'"):
             self.page.evaluate(AXE)
-        return self.page.evaluate(FINDINGS, {name.replace("_", "-"): {"enabled": on}
-                                             for name, on in rules.items()})
+        return self.page.evaluate(
+            FINDINGS, {name.replace("_", "-"): {"enabled": on} for name, on in rules.items()}
+        )
 
     def __enter__(self):
         return self
@@ -173,8 +187,9 @@ def test_page(browser, address, name, scheme):
             assert visit.axe(color_contrast=False) == []
         assert visit.elsewhere == set(), "requests to others"
         assert visit.complaints == []
-        sizes = {path: weight(SITE / path) / 1000 for path in visit.requests
-                 if (SITE / path).is_file()}
+        sizes = {
+            path: weight(SITE / path) / 1000 for path in visit.requests if (SITE / path).is_file()
+        }
         heaviest = sorted(sizes.items(), key=lambda item: -item[1])[:6]
         assert sum(sizes.values()) <= BUDGET_KB, f"{sum(sizes.values()):.0f} KB: {heaviest}"
 

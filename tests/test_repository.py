@@ -23,30 +23,33 @@ ARROWS = {
     "backward": {"attention", "operands"},
     "additive": {"attention", "operands"},
     "check": {"attention"},
-    "operands": {"masks"},  # what attention, blockwise and backward do before the first product
+    "conventions": {"masks"},
+    "operands": {"masks"},  # what these share before the first product
     "masks": set(),
-    "conventions": set(),
     "positions": set(),
     "cache": set(),
     "checks": set(),
     "plotting": set(),
 }
-PARTS = {  # a part: the file that it belongs to, whose arrows it shares
-    "algebra": "masks",
-    "layout": "masks",
-    "spans": "masks",
-    "head_checks": "heads",
-    "position_checks": "positions",
-    "additive_checks": "additive",
-    "tiles": "blockwise",
-    "workers": "blockwise",
-    "palette": "plotting",
-    "cells": "plotting",
-    "diagrams": "plotting",
+# A file that outgrew its length has parts; a part shares the arrows of the file it belongs to.
+PARTS = {
+    part: whole
+    for whole, parts in {
+        "masks": "algebra layout mask_forms spans",
+        "checks": "additive_checks head_checks part_checks position_checks",
+        "conventions": "flash_masks hugging_face_masks other_masks torch_masks",
+        "blockwise": "tiles workers",
+        "audit": "cover leak_report leaks probe",
+        "check": "diagnoses laws mask_diagnoses outcomes steps trials",
+        "plotting": "cells diagrams palette",
+    }.items()
+    for part in parts.split()
 }
-# From shapes and dtypes alone, for both libraries.
-CHECKS = {"checks", "head_checks", "position_checks", "additive_checks"}
-TORCH_ARROWS = {"masks", "cache"}  # and their parts; never attn.attention or another twin's sums
+TORCH_ARROWS = {
+    "masks",
+    "cache",
+    "checks",
+}  # and their parts; never attn.attention or another twin's sums
 
 FILES = sorted((ROOT / "attn").rglob("*.py"))
 NAMES = {path: ".".join(path.relative_to(ROOT).with_suffix("").parts) for path in FILES}
@@ -82,7 +85,7 @@ def forbidden(path):
     if name.startswith("torch."):
         own = {module for module in inside if module.startswith("torch.")}
         parts = {module for module in inside - own if owner(module) in TORCH_ARROWS}
-        return inside - own - parts - CHECKS
+        return inside - own - parts
     allowed = ARROWS[owner(name)] | {owner(name), "checks"}
     return {module for module in inside if owner(module) not in allowed}
 
@@ -127,7 +130,7 @@ def public():
         module = import_module(package)
         for name in module.__all__:
             thing = getattr(module, name)
-            if thing not in found.values():
+            if not inspect.ismodule(thing) and thing not in found.values():
                 found[f"{package}.{name}"] = thing
     return found
 
@@ -136,13 +139,26 @@ def is_rule(thing):
     return inspect.isclass(thing) and issubclass(thing, import_module("attn").Mask)
 
 
+def is_result(thing):
+    return inspect.isclass(thing) and (
+        hasattr(thing, "_fields") or hasattr(thing, "__dataclass_fields__")
+    )
+
+
 def missing_parts(thing):
-    """Return the parts that a docstring lacks; a mask rule needs no more than its summary."""
+    """Return the parts that a docstring lacks.
+
+    A mask rule needs no more than its summary, the type of a result its attributes besides.
+    """
     text = inspect.getdoc(thing) or ""
     summary = text.split("\n")[0]
     missing = [] if summary.endswith(".") else ["a summary line that ends in a full stop"]
     if is_rule(thing):
         return missing
+    if is_result(thing):
+        fields = getattr(thing, "_fields", None) or thing.__dataclass_fields__
+        block = text.partition("Attributes\n")[2]
+        return missing + [name for name in fields if not re.search(rf"^{name}\b", block, re.M)]
     source = inspect.getsource(thing)
     signature = inspect.signature(thing)
     wanted = {"Examples": True}
@@ -176,8 +192,9 @@ def test_every_public_name_is_in_the_api_reference():
     shown = set()
     for name in re.findall(r"^% module (\S+)$", page, re.MULTILINE):
         module = import_module(name)
-        own = [thing for thing in vars(module).values()
-               if getattr(thing, "__module__", None) == name]
+        own = [
+            thing for thing in vars(module).values() if getattr(thing, "__module__", None) == name
+        ]
         shown |= {id(thing) for thing in own}
         shown |= {id(getattr(module, thing)) for thing in getattr(module, "__all__", [])}
     assert [address for address, thing in public().items() if id(thing) not in shown] == []
@@ -198,8 +215,11 @@ def requirements(name):
 def test_every_requirement_is_pinned():
     lines = requirements("requirements.txt")
     assert lines[-1] == "-e ."
-    loose = [line for line in lines[:-1] + requirements("requirements-lab.txt")
-             if not re.fullmatch(r"[\w.-]+(==[\w.]+|~=\d+\.\d+\.\d+)", line)]
+    loose = [
+        line
+        for line in lines[:-1] + requirements("requirements-lab.txt")
+        if not re.fullmatch(r"[\w.-]+(==[\w.]+|~=\d+\.\d+\.\d+)", line)
+    ]
     assert loose == []
     assert "torch==2.13.0" in lines
 
@@ -221,10 +241,22 @@ def test_ci_runs_the_test_command_of_the_readme():
 def test_the_address_of_the_repository_is_the_same_everywhere():
     files = ["_config.yml", "pyproject.toml", "CITATION.cff", "CONTRIBUTING.md"]
     files += [str(path.relative_to(ROOT)) for path in sorted((ROOT / "book").glob("*.ipynb"))]
-    found = {name: set(re.findall(r"github\.com/([\w.-]+/[\w.-]+?)(?:\.git)?[\"'\s,)@\\]",
-                                  (ROOT / name).read_text(encoding="utf-8"))) for name in files}
-    config = re.search(r"url: https://github.com/(\S+)",
-                       (ROOT / "_config.yml").read_text(encoding="utf-8"))[1]
+    found = {
+        name: set(
+            re.findall(
+                r"github\.com/([\w.-]+/[\w.-]+?)(?:\.git)?[\"'\s,)@\\]",
+                (ROOT / name).read_text(encoding="utf-8"),
+            )
+        )
+        for name in files
+    }
+    config = re.search(
+        r"url: https://github.com/(\S+)", (ROOT / "_config.yml").read_text(encoding="utf-8")
+    )[1]
     own = config.split("/")[0]
-    assert {address for addresses in found.values() for address in addresses
-            if address.split("/")[0] == own} == {config}
+    assert {
+        address
+        for addresses in found.values()
+        for address in addresses
+        if address.split("/")[0] == own
+    } == {config}

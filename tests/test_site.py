@@ -26,6 +26,7 @@ def site_pages():
 
 def toc_pages():
     """Return the files that _toc.yml names, in order."""
+
     def walk(node):
         if isinstance(node, list):
             return [name for item in node for name in walk(item)]
@@ -62,7 +63,8 @@ def prose(name):
 @cache
 def anchors(name):
     return {tag.get("id") for tag in page(name).select("[id]")} | {
-        tag["name"] for tag in page(name).select("a[name]")}
+        tag["name"] for tag in page(name).select("a[name]")
+    }
 
 
 @pytest.mark.parametrize("name", toc_pages())

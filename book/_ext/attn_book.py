@@ -12,20 +12,28 @@ from pathlib import Path
 def expand_modules(app, docname, source):
     """Turn each line ``% module attn.x`` of the API page into the section of that module."""
     if docname == "book/api":
-        section = (
-            "## `{0}`\n\n```{{eval-rst}}\n.. automodule:: {0}\n   :members:\n```"
-        )
+        section = "## `{0}`\n\n```{{eval-rst}}\n.. automodule:: {0}\n   :members:\n```"
         source[0] = re.sub(
             r"^% module (\S+)$", lambda m: section.format(m[1]), source[0], flags=re.MULTILINE
         )
 
 
+def keep_columns(paragraph):
+    """Make a paragraph with columns or indented lines a literal block, so that it stays as it is."""
+    laid_out = re.search(r"^ +\S|\S {3,}\S", paragraph, re.MULTILINE)
+    if not laid_out or ">>> " in paragraph:
+        return paragraph
+    return ".. code-block:: text\n\n" + "\n".join("    " + line for line in paragraph.split("\n"))
+
+
 def plain_docstring(app, what, name, obj, options, lines):
     """Let a docstring be plain text: |x| is no substitution, and Source: ends a section."""
+    if what == "module":
+        lines[:] = "\n\n".join(map(keep_columns, "\n".join(lines).split("\n\n"))).split("\n")
     in_code = False
     for number, line in enumerate(lines):
         in_code = line.lstrip().startswith(">>>") or (in_code and line.strip() != "")
-        if not in_code:
+        if not in_code and not (what == "module" and line.startswith("    ")):
             lines[number] = re.sub(r"`[^`]*`|\|", lambda m: r"\|" if m[0] == "|" else m[0], line)
     for number in range(len(lines) - 1, -1, -1):
         if lines[number].startswith("Source: "):  # napoleon ends a section at two empty lines
@@ -58,7 +66,7 @@ def drop_unused_assets(app, pagename, templatename, context, doctree):
 
 EDITS = [
     # Icons come from the font; the script that draws them as SVG is half a megabyte.
-    (r'\s*<script[^>]*fontawesome(?:\.min)?\.js[^>]*></script>', ""),
+    (r"\s*<script[^>]*fontawesome(?:\.min)?\.js[^>]*></script>", ""),
     # The accessible name must contain the visible text, so the text itself is the name.
     (r'(<button[^>]*search-button-field[^>]*?) aria-label="[^"]*"', r"\1"),
     (r'(<summary[^>]*?) aria-label="[^"]*"', r"\1"),
