@@ -127,8 +127,10 @@ def convert_arrays(mask, convert):
     for name, value in vars(mask).items():
         if isinstance(value, Mask):
             new = convert_arrays(value, convert)
+        elif not isinstance(value, int) and hasattr(value, "dtype"):
+            new = convert(value)
         else:
-            new = convert(value) if hasattr(value, "dtype") else value
+            new = value
         if new is not value:
             changed[name] = new
     if not changed:

@@ -198,7 +198,7 @@ def _set_counts(rule, name):
 
 def _check_rows(rule, name, batch):
     value = getattr(rule, name)
-    if hasattr(value, "shape") and value.shape != ():
+    if _one_per_row(value):
         checks.per_row(f"{type(rule).__name__}: {name}", value.shape, batch)
 
 
@@ -214,7 +214,11 @@ def _extremes(value, read_values, default):
 
 
 def _row(value, b):
-    return value[b] if getattr(value, "shape", ()) else value
+    return value[b] if _one_per_row(value) else value
+
+
+def _one_per_row(value):
+    return not isinstance(value, int) and value.shape != ()
 
 
 def _at(ids, b, position):

@@ -184,10 +184,12 @@ def _flex_kernel():
 
 def allowed_pairs(mask, q_len, k_len, q_offset, batch, heads, device, first_key=0):
     """A rule as a tensor in which every axis that the rule ignores has length 1."""
-    start = as_tensor(0 if q_offset is None else q_offset, device).to(torch.int64)
+    start = 0 if q_offset is None else q_offset
+    if not isinstance(start, int):  # an int stays one: a compiled graph then serves every offset
+        start = as_tensor(start, device).to(torch.int64).reshape(-1, 1, 1, 1)
     b = torch.arange(batch, device=device)[:, None, None, None]
     h = torch.arange(heads, device=device)[None, :, None, None]
-    q = start.reshape(-1, 1, 1, 1) + torch.arange(q_len, device=device)[:, None]
+    q = start + torch.arange(q_len, device=device)[None, None, :, None]
     k = first_key + torch.arange(k_len, device=device)[None, None, None]
     return as_boolean(mask, on_device(mask, device)(b, h, q, k))
 
