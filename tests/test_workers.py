@@ -55,14 +55,17 @@ def test_blas_is_held_and_let_go(two_threads):
 
 
 def test_an_error_travels_and_leaves_nothing_behind(two_threads):
-    before, done = blas_threads(), []
+    """The second thread fails while the first, which the caller waits for, goes on."""
+    before, done, meet = blas_threads(), [], threading.Barrier(2)
 
     def work(buffer, number):
-        if number == 1:
-            raise KeyError("task 1")
+        if number < 2:
+            meet.wait(10)
+        if threading.current_thread().name.endswith("_1"):
+            raise KeyError("thread 1")
         done.append(number)
 
-    with pytest.raises(KeyError, match="task 1"):
+    with pytest.raises(KeyError, match="thread 1"):
         workers.run(work, ((i,) for i in range(10**6)), list)
     assert len(done) < 10**5
     assert blas_threads() == before
