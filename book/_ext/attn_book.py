@@ -10,8 +10,8 @@ from pathlib import Path
 
 
 def expand_modules(app, docname, source):
-    """Turn each line ``% module attn.x`` of the API page into the section of that module."""
-    if docname == "book/api":
+    """Turn each line ``% module attn.x`` of the API pages into the section of that module."""
+    if docname.startswith("book/api"):
         section = "## `{0}`\n\n```{{eval-rst}}\n.. automodule:: {0}\n   :members:\n```"
         source[0] = re.sub(
             r"^% module (\S+)$", lambda m: section.format(m[1]), source[0], flags=re.MULTILINE
@@ -19,7 +19,7 @@ def expand_modules(app, docname, source):
 
 
 def keep_columns(paragraph):
-    """Make a paragraph with columns or indented lines a literal block, so that it stays as it is."""
+    """Make a paragraph with columns or indented lines a literal block: it stays as it is."""
     laid_out = re.search(r"^ +\S|\S {3,}\S", paragraph, re.MULTILINE)
     if not laid_out or ">>> " in paragraph:
         return paragraph
