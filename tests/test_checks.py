@@ -220,8 +220,8 @@ def test_16_libraries_are_never_mixed(backend, argument):
     torch = pytest.importorskip("torch")
     array = {
         **{name: normal(*shape) for name, shape in zip(NAMES, SHAPES, strict=True)},
-        **{"mask": np.ones((5, 7), bool), "bias": np.zeros((5, 7)), "sink": np.zeros(6)},
-    }[argument]
+        "mask": np.ones((5, 7), bool), "bias": np.zeros((5, 7)), "sink": np.zeros(6),
+    }[argument]  # fmt: skip
     other = array if backend.name == "torch" else torch.tensor(array)
     for name in family(backend):
         if (name, argument) != ("attention_weights", "value"):
@@ -297,5 +297,5 @@ def test_dtypes_that_no_twin_knows_are_refused(dtype):
     if np.dtype(dtype) == np.float64:
         pytest.skip("the same as float64 here")
     x = np.zeros((5, 2), dtype)
-    with pytest.raises(TypeError, match=r"expected float arrays .*float64\\), got query"):
+    with pytest.raises(TypeError, match=r"expected float arrays .*float64\), got query"):
         attn.scaled_dot_product_attention(x, x, x)

@@ -1,0 +1,337 @@
+"""Heads in both libraries: which columns belong to whom, against a loop over single heads."""
+
+import numpy as np
+import pytest
+from mask_table import HeadReach
+from reference import attend, normal
+
+from attn import Causal, KeyPadding, KVCache, PrefixLM, SameDocument, SlidingWindow
+
+E, L, S, B = 5, 7, 11, 3
+
+
+# --- split, merge, repeat -------------------------------------------------------------------------
+
+
+def test_split_and_merge_by_hand(backend):
+    """Head h owns columns h·D to (h+1)·D; here the number says position and column."""
+    x = np.array([[0.0, 1, 2, 3, 4, 5], [10, 11, 12, 13, 14, 15]])
+    heads = backend.attn.split_heads(backend.array(x), 3)
+    assert backend.to_numpy(heads).tolist() == [
+        [[0, 1], [10, 11]],
+        [[2, 3], [12, 13]],
+        [[4, 5], [14, 15]],
+    ]
+    assert np.array_equal(backend.to_numpy(backend.attn.merge_heads(heads)), x)
+
+
+@pytest.mark.parametrize("batch", [(), (B,), (2, B)], ids=str)
+def test_split_and_merge_undo_each_other(backend, batch):
+    x = normal(1, *batch, L, 6)
+    for heads in (1, 2, 3, 6):
+        split = backend.attn.split_heads(backend.array(x), heads)
+        assert split.shape == (*batch, heads, L, 6 // heads)
+        for h in range(heads):
+            own = x[..., h * 6 // heads : (h + 1) * 6 // heads]
+            assert np.array_equal(backend.to_numpy(split)[..., h, :, :], own)
+        assert np.array_equal(backend.to_numpy(backend.attn.merge_heads(split)), x)
+
+
+def test_merge_of_more_positions_than_heads_is_no_plain_reshape(backend):
+    x = normal(1, B, 2, L, 3)
+    merged = backend.to_numpy(backend.attn.merge_heads(backend.array(x)))
+    assert np.array_equal(merged, np.concatenate([x[:, 0], x[:, 1]], axis=-1))
+
+
+def test_06_repeated_heads_are_neighbours(backend):
+    """Semantic 6: copies stand beside each other; h // G leads back."""
+    x = backend.array(np.array([[[1.0]], [[2.0]]]))
+    repeated = backend.attn.repeat_kv(x, 3)
+    assert backend.to_numpy(repeated).ravel().tolist() == [1, 1, 1, 2, 2, 2]
+    deep = normal(2, B, 2, S, 3)
+    got = backend.to_numpy(backend.attn.repeat_kv(backend.array(deep), 2))
+    assert np.array_equal(got, deep[:, [0, 0, 1, 1]])
+
+
+def test_06_grouped_heads_equal_repeated_ones(backend):
+    query, key, value = (
+        backend.array(normal(i, B, h, n, 2)) for i, h, n in ((1, 6, L), (2, 2, S), (3, 2, S))
+    )
+    grouped = backend.attn.scaled_dot_product_attention(query, key, value)
+    repeat = backend.attn.repeat_kv
+    repeated = backend.attn.scaled_dot_product_attention(query, repeat(key, 3), repeat(value, 3))
+    assert np.abs(backend.to_numpy(grouped) - backend.to_numpy(repeated)).max() <= 1e-12
+
+
+REFUSED = {
+    "heads that do not divide": (
+        lambda a, x: a.split_heads(x, 4),
+        ValueError,
+        "num_heads = 4, got 6",
+    ),
+    "no heads": (lambda a, x: a.split_heads(x, 0), ValueError, "num_heads: .*at least 1, got 0"),
+    "heads as a float": (lambda a, x: a.split_heads(x, 2.0), TypeError, "num_heads: .*2.0"),
+    "a vector": (lambda a, x: a.split_heads(x[0], 2), ValueError, r"x: expected shape .*\(6,\)"),
+    "no heads to merge": (
+        lambda a, x: a.merge_heads(x),
+        ValueError,
+        r"\(…, H, L, D\), got \(7, 6\)",
+    ),
+    "no heads to repeat": (
+        lambda a, x: a.repeat_kv(x, 2),
+        ValueError,
+        r"Hkv, S, D\), got \(7, 6\)",
+    ),
+    "no groups": (lambda a, x: a.repeat_kv(x[None], 0), ValueError, "groups: .*at least 1, got 0"),
+}
+
+
+@pytest.mark.parametrize(("use", "error", "words"), REFUSED.values(), ids=REFUSED)
+def test_16_splitting_refuses_by_name(backend, use, error, words):
+    with pytest.raises(error, match=words):
+        use(backend.attn, backend.array(normal(1, L, 6)))
+
+
+# --- multi_head_attention -------------------------------------------------------------------------
+
+
+def inputs(H=6, Hkv=3, D=2, Dv=4, context=False):
+    """x, its four matrices, and a context of another length (else x itself)."""
+    widths = (E, H * D), (E, Hkv * D), (E, Hkv * Dv), (H * Dv, E)
+    matrices = [normal(i, *shape) for i, shape in enumerate(widths, 10)]
+    return normal(1, B, L, E), matrices, normal(2, B, S, E) if context else None
+
+
+def head_by_head(x, matrices, context, H, Hkv, allowed=True, bias=0.0):
+    """The formula with the columns of each head cut out by hand, one head after the other."""
+    w_query, w_key, w_value, w_output = matrices
+    source = x if context is None else context
+    D, Dv = w_query.shape[1] // H, w_output.shape[0] // H
+    G = H // Hkv
+    shape = (B, H, x.shape[1], source.shape[1])
+    allowed, bias = np.broadcast_to(allowed, shape), np.broadcast_to(bias, shape)
+    total = np.zeros((*x.shape[:2], w_output.shape[1]))
+    for h in range(H):
+        query = x @ w_query[:, h * D : (h + 1) * D]
+        key = source @ w_key[:, h // G * D : (h // G + 1) * D]
+        value = source @ w_value[:, h // G * Dv : (h // G + 1) * Dv]
+        one = slice(h, h + 1)
+        head, _ = attend(
+            query[:, None], key[:, None], value[:, None], allowed[:, one], bias=bias[:, one]
+        )
+        total += head[:, 0] @ w_output[h * Dv : (h + 1) * Dv]
+    return total
+
+
+@pytest.mark.parametrize("context", [False, True], ids=["self", "context"])
+@pytest.mark.parametrize("heads", [(1, 1), (6, 6), (6, 3), (6, 1)], ids=str)
+def test_agrees_with_a_loop_over_heads(backend, heads, context):
+    x, matrices, context = inputs(*heads, context=context)
+    keys = L if context is None else S
+    mask, bias = normal(3, B, heads[0], L, keys) > -1, normal(4, B, heads[0], L, keys)
+    expected = head_by_head(x, matrices, context, *heads, mask, bias)
+    got = backend.attn.multi_head_attention(
+        *map(backend.array, (x, *matrices)), num_heads=heads[0], num_kv_heads=heads[1],
+        context=None if context is None else backend.array(context),
+        mask=backend.array(mask), bias=backend.array(bias),
+    )  # fmt: skip
+    assert np.abs(backend.to_numpy(got) - expected).max() <= 1e-11
+
+
+def run(backend, x, matrices, **options):
+    arrays = (backend.array(x), *map(backend.array, matrices))
+    options = {"num_heads": 6, "num_kv_heads": 3} | options
+    if isinstance(options.get("context"), np.ndarray):
+        options["context"] = backend.array(options["context"])
+    return backend.to_numpy(backend.attn.multi_head_attention(*arrays, **options))
+
+
+def test_by_hand_with_matrices_that_pick_columns(backend):
+    """Identity matrices, zero queries: each head averages its own column of what it may see."""
+    x = np.array([[[0.0, 4.0], [2.0, 0.0], [4.0, 2.0]]])
+    eye = np.eye(2)
+    options = dict(num_heads=2, num_kv_heads=2, mask=Causal())
+    got = run(backend, x, [0 * eye, eye, eye, eye], **options)
+    assert got.tolist() == [[[0, 4], [1, 2], [2, 2]]]
+    swap = eye[::-1]
+    assert run(backend, x, [0 * eye, eye, eye, swap], **options).tolist() == [
+        [[4, 0], [2, 1], [2, 2]]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("mask", "q_offset"),
+    [(Causal(), None), (Causal() & KeyPadding([7, 2, 0]), None), (SlidingWindow(2, 1), None),
+     (HeadReach(), None), (SameDocument([0, 0, 0, 1, 1, 1, 2]), None), (PrefixLM(3), 0)],
+    ids=repr,
+)  # fmt: skip
+def test_a_rule_and_its_array_are_one_mask(backend, mask, q_offset):
+    x, matrices, _ = inputs()
+    dense = backend.attn.dense_mask(mask, L, L, q_offset=q_offset, batch=B, heads=6)
+    got = run(backend, x, matrices, mask=mask, q_offset=q_offset)
+    assert np.abs(got - run(backend, x, matrices, mask=dense)).max() <= 1e-12
+
+
+def test_num_kv_heads_is_num_heads_unless_given(backend):
+    x, matrices, _ = inputs(6, 6)
+    got = run(backend, x, matrices, num_kv_heads=None)
+    assert np.array_equal(got, run(backend, x, matrices, num_kv_heads=6))
+
+
+def test_one_sequence_needs_no_batch_axis(backend):
+    x, matrices, context = inputs(context=True)
+    together = run(backend, x, matrices, context=context)
+    alone = run(backend, x[1], matrices, context=context[1])
+    assert np.abs(alone - together[1]).max() <= 1e-12
+    deep = run(backend, x[None], matrices, context=context[None])
+    assert np.abs(deep[0] - together).max() <= 1e-12
+
+
+def test_the_heads_order_is_a_convention_of_the_matrices(backend):
+    """Permuting whole heads in all matrices changes nothing."""
+    x, (w_query, w_key, w_value, w_output), _ = inputs(6, 6)
+    order = [3, 0, 5, 1, 4, 2]
+
+    def columns(w, D):
+        return w.reshape(E, 6, D)[:, order].reshape(E, 6 * D)
+
+    moved = columns(w_query, 2), columns(w_key, 2), columns(w_value, 4)
+    moved = [*moved, w_output.reshape(6, 4, E)[order].reshape(24, E)]
+    before = run(backend, x, [w_query, w_key, w_value, w_output], num_kv_heads=6)
+    assert np.abs(run(backend, x, moved, num_kv_heads=6) - before).max() <= 1e-12
+
+
+def test_12_chunks_through_a_cache_equal_one_pass(backend):
+    """Semantic 12: the cache says where the new queries sit; Causal is all that is asked for."""
+    x, matrices, _ = inputs()
+    for rule in (Causal(), Causal() & SlidingWindow(3)):
+        whole = run(backend, x, matrices, mask=rule)
+        for chunks in ((7,), (3, 4), (1,) * 7):
+            cache, start, parts = KVCache(7), 0, []
+            for size in chunks:
+                parts.append(
+                    run(backend, x[:, start : start + size], matrices, mask=rule, cache=cache)
+                )
+                start += size
+            assert np.abs(np.concatenate(parts, axis=1) - whole).max() <= 1e-12
+            assert cache.length == 7
+
+
+CACHED = {
+    "context": dict(context=True), "offset": dict(q_offset=0), "mask": dict(mask=np.ones((3, 3))),
+    "stop": dict(mask=KeyPadding(9)), "bias": dict(bias=np.ones((3, 9))),
+    "library": dict(mask="other"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("options", CACHED.values(), ids=CACHED)
+def test_12_a_refused_call_leaves_the_cache_as_it_was(backend, options):
+    """Semantic 12: everything that can be wrong is looked at before the append."""
+    x, matrices, context = inputs(context=True)
+    cache = KVCache(11)
+    run(backend, x[:, :4], matrices, mask=Causal(), cache=cache)
+    options = dict(options)
+    if options.get("context"):
+        options["context"] = backend.array(context)
+    for name, value in options.items():
+        if isinstance(value, np.ndarray):
+            options[name] = backend.array(value)
+    if isinstance(options.get("mask"), str):
+        torch = pytest.importorskip("torch")
+        array = np.ones((3, 7), bool)
+        options["mask"] = array if backend.name == "torch" else torch.tensor(array)
+    with pytest.raises((TypeError, ValueError)):
+        run(backend, x[:, 4:], matrices, cache=cache, **options)
+    assert cache.length == 4
+
+
+def test_12_a_ring_that_dropped_keys_refuses_rules_on_absolute_positions(backend):
+    x, matrices, _ = inputs()
+    for rule in (KeyPadding(3), PrefixLM(2), ~PrefixLM(2) & Causal(), SameDocument([0] * 20)):
+        cache = KVCache(3, ring=True)
+        run(backend, x[:, :5], matrices, mask=Causal(), cache=cache)
+        with pytest.raises(ValueError, match=r"absolute positions.*first 2 of 5"):
+            run(backend, x[:, 5:], matrices, mask=rule, cache=cache)
+        assert cache.length == 5
+        run(backend, x[:, 5:], matrices, mask=Causal() & SlidingWindow(2), cache=cache)
+
+
+def test_11_inputs_are_not_changed(backend):
+    x, matrices, context = inputs(context=True)
+    arrays = [*map(backend.array, (x, *matrices, context))]
+    if backend.name == "numpy":
+        for array in arrays:
+            array.flags.writeable = False
+    backend.attn.multi_head_attention(*arrays[:5], num_heads=6, num_kv_heads=3, context=arrays[5])
+    for array, before in zip(arrays, (x, *matrices, context), strict=True):
+        assert np.array_equal(backend.to_numpy(array), before)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_09_the_dtype_of_the_inputs_comes_back(backend, dtype):
+    x, matrices, _ = inputs()
+    arrays = [backend.array(a / 3, dtype) for a in (x, *matrices)]
+    bias = backend.array(normal(4, L, L))
+    got = backend.attn.multi_head_attention(*arrays, num_heads=6, num_kv_heads=3, bias=bias)
+    assert backend.dtype(got) == dtype
+
+
+x0, matrices0, context0 = inputs(context=True)
+WRONG = {
+    "heads": (dict(num_heads=5), ValueError, "num_heads"),
+    "key heads": (dict(num_kv_heads=4), ValueError, "num_heads: .*num_kv_heads = 4, got 6"),
+    "no heads": (dict(num_heads=0), ValueError, "num_heads: .*at least 1"),
+    "heads True": (dict(num_heads=True), TypeError, "num_heads: .*True"),
+    "w_query rows": (
+        dict(w_query=normal(1, E + 1, 12)),
+        ValueError,
+        r"w_query: .*E = 5, got \(6, 12\)",
+    ),
+    "w_query rank": (dict(w_query=normal(1, E, 6, 2)), ValueError, r"w_query: .*got \(5, 6, 2\)"),
+    "w_query columns": (dict(w_query=normal(1, E, 13)), ValueError, "w_query: .*= 6, got 13"),
+    "w_key columns": (dict(w_key=normal(1, E, 7)), ValueError, "w_key: .*= 3, got 7"),
+    "w_key head size": (dict(w_key=normal(1, E, 9)), ValueError, "key: .*D = 2, got 3"),
+    "w_output rows": (
+        dict(w_output=normal(1, 12, E)),
+        ValueError,
+        r"w_output: .*H·Dv = 24, got \(12, 5\)",
+    ),
+    "w_output rank": (dict(w_output=normal(1, 24)), ValueError, r"w_output: .*got \(24,\)"),
+    "context width": (dict(context=normal(1, B, S, E + 1)), ValueError, "w_key: .*E = 6"),
+    "context batch": (dict(context=normal(1, B + 1, S, E)), ValueError, "key: .*batch axes"),
+    "a vector": (dict(x=normal(1, E)), ValueError, r"x: .*\(…, L, E\), got \(5,\)"),
+    "a number": (dict(x=np.array(1.0)), ValueError, r"x: .*got \(\)"),
+    "context as a vector": (dict(context=normal(1, E)), ValueError, r"context: .*got \(5,\)"),
+    "integers": (dict(x=np.ones((B, L, E), int)), TypeError, "x int64"),
+    "mixed dtypes": (
+        dict(w_key=np.ones((E, 6), np.float32)),
+        TypeError,
+        "x float64.*w_key float32",
+    ),
+    "a list": (dict(x=[[1.0]]), TypeError, "x: expected .*list"),
+    "mask": (dict(mask=np.ones((L, S))), TypeError, "mask: .*float64"),
+    "alignment": (dict(mask=Causal(), context=context0), ValueError, "L = 7.*S = 11"),
+    "cache and offset": (
+        dict(cache=KVCache(20), q_offset=1),
+        ValueError,
+        "cache: .*q_offset.*got 1",
+    ),
+    "cache and context": (
+        dict(cache=KVCache(20), context=context0),
+        ValueError,
+        "cache: .*context",
+    ),
+}
+
+
+@pytest.mark.parametrize(("changes", "error", "words"), WRONG.values(), ids=WRONG)
+def test_16_multi_head_attention_refuses_by_name(backend, changes, error, words):
+    names = ("x", "w_query", "w_key", "w_value", "w_output")
+    given = dict(zip(names, (x0, *matrices0), strict=True)) | {"num_heads": 6, "num_kv_heads": 3}
+    given = {
+        name: backend.array(value) if isinstance(value, np.ndarray) else value
+        for name, value in (given | changes).items()
+    }
+    arrays = [given.pop(name) for name in names]
+    with pytest.raises(error, match=words):
+        backend.attn.multi_head_attention(*arrays, **given)
