@@ -332,7 +332,7 @@ def test_08_masks_align_right_with_batch_heads_queries_keys(calls, batch, shape,
     shape = tuple(n if keep else 1 for n, keep in zip(full[::-1], shape, strict=False))[::-1]
     if len(shape) == 3 and B > 1:
         shape = (1, *shape)
-    mask, bias = np.random.default_rng(seed).random(shape) > 0.4, normal(seed, *shape)
+    mask, bias = np.asarray(np.random.default_rng(seed).random(shape) > 0.4), normal(seed, *shape)
     laid_out = [np.broadcast_to(x, full).reshape(B, 6, 5, 7) for x in (mask, bias)]
     expected = calls.output(query, key, value, laid_out[0], bias=laid_out[1])
     shaped = [x.reshape(*batch, *x.shape[1:]) for x in (query, key, value)]
