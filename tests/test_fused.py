@@ -4,6 +4,7 @@ The FlexAttention path runs here as on a GPU but on the CPU and uncompiled, wher
 all scores: rule, tile lists, softcap, bias and sink are proven, the GPU's own kernel is not.
 """
 
+import shutil
 import warnings
 
 import numpy as np
@@ -13,11 +14,11 @@ from mask_table import TABLE
 from reference import attend
 from torch.nn.attention import flex_attention as flex
 
-import attn.torch
 from attn import Causal, Dilated, KeyPadding, Mask, PrefixLM, SameDocument, SlidingWindow
 from attn.torch import (
     block_mask,
     dense_mask,
+    fused,
     fused_attention,
     fused_path,
     kernels,
@@ -26,6 +27,7 @@ from attn.torch import (
     strips,
 )
 
+BARE = ("bias", "scale", "softcap", "sink", "q_offset")
 B, H, HKV, L, S, D, DV = 2, 6, 3, 13, 17, 5, 7
 TIGHT = dict(atol=1e-12, rtol=1e-12)
 RNG = np.random.default_rng(7)
@@ -40,10 +42,12 @@ MASKS = {
     "dilated": Dilated(3),
     "future": ~Causal(),
     "first keys and window": KeyPadding(2) | SlidingWindow(2),
+    "gap": KeyPadding(6) | ~KeyPadding(9),
     "array": torch.as_tensor(RNG.random((B, 1, L, S)) > 0.6),
     "array per head": torch.as_tensor(RNG.random((1, H, L, S)) > 0.9),
     "nothing": KeyPadding(0),
 }
+MASKS["array per head"][:, 0] = True  # tiles that are full for one head only
 OPTIONS = {
     "bare": {},
     "negative scale": {"scale": -0.7},
@@ -212,6 +216,21 @@ class TestNothingThere:
         for ours, clean in zip(got, expected, strict=True):
             torch.testing.assert_close(ours, clean, **TIGHT)
 
+    @pytest.mark.parametrize(
+        "mask", [None, SlidingWindow(4, 4), torch.ones(1, S, dtype=torch.bool)]
+    )
+    def test_what_a_bias_removes_may_hold_anything(self, small_tiles, mask):
+        bias = torch.zeros(L, S)
+        bias[:, 3] = bias[6] = -torch.inf
+        inputs, options = operands(), {"bias": bias, "q_offset": 0}
+        expected = values_and_gradients(fused_attention, inputs, mask, options)
+        with torch.no_grad():
+            for x, row in zip(inputs, (6, 3, 3), strict=True):
+                x[..., row, :] = torch.nan
+        got = values_and_gradients(fused_attention, inputs, mask, options)
+        for ours, clean in zip(got, expected, strict=True):
+            torch.testing.assert_close(ours, clean, **TIGHT)
+
     def test_a_key_that_some_see_spoils_only_their_rows(self, small_tiles):
         query, key, value = (x.detach() for x in operands())
         key[:, :, 8] = torch.inf
@@ -263,21 +282,18 @@ class TestPath:
             return query.new_zeros(*query.shape[:-1], value.shape[-1])
 
         x = torch.zeros(1, 1, 24, 2)
-        call = attn.torch.fused._plan(
-            x, x, x, SameDocument(np.repeat([0, 1, 2], (12, 8, 4))), bias=None, scale=None,
-            softcap=None, sink=None, q_offset=None,
-        )[1]  # fmt: skip
+        mask = SameDocument(np.repeat([0, 1, 2], (12, 8, 4)))
+        call = fused._plan(x, x, x, mask, **dict.fromkeys(BARE))[1]
         strips.attend_strips(call, count)
-        assert pairs == [(12, 12, True), (8, 9, False), (4, 6, False)] or pairs == [
-            (12, 12, True), (4, 9, False), (4, 9, False), (4, 6, False)
-        ]  # fmt: skip
+        assert pairs == [(12, 12, True), (4, 9, False), (4, 9, False), (4, 6, False)]
 
     def test_full_neighbours_share_one_call(self, small_tiles):
         x = torch.zeros(1, 1, 24, 2)
-        call = attn.torch.fused._plan(
-            x, x, x, KeyPadding(9), bias=None, scale=None, softcap=None, sink=None, q_offset=None
-        )[1]
+        call = fused._plan(x, x, x, KeyPadding(9), **dict.fromkeys(BARE))[1]
         assert strips.plan_strips(call) == [[strips.Strip(0, 24, ((0, 9),), True)]]
+        call = call._replace(mask=SameDocument(np.repeat([0, 1], 12)))
+        expected = [strips.Strip(i, i + 12, ((i, i + 12),), True) for i in (0, 12)]
+        assert strips.plan_strips(call) == [expected]
 
 
 class TestErrors:
@@ -371,6 +387,26 @@ class TestBlockMask:
                 x.requires_grad_(False)
         expected = scaled_dot_product_attention(*inputs, MASKS[name], **options)
         got = fused_attention(*inputs, MASKS[name], **options)
+        torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
+
+    @pytest.mark.parametrize("option", ["bare", "sink", "bias", "key bias", "all"])
+    def test_gradients_of_the_flex_path(self, flex_on_cpu, monkeypatch, option):
+        monkeypatch.setattr(flex, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", False)
+        options = filled(OPTIONS[option]) | {"q_offset": 3}
+        mask = KeyPadding([S, 2]) & SlidingWindow(3)  # rows that see nothing, keys nobody sees
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns that it is not compiled
+            assert_same(operands(), mask, options, atol=1e-6, rtol=1e-6)
+
+    @pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles the kernel with g++")
+    def test_a_compiled_kernel_visits_the_listed_tiles(self):
+        query, key, value = (torch.randn(2, 2, 150, 16) for _ in range(3))
+        mask = Causal() & SameDocument(np.sort(RNG.integers(0, 3, (2, 150)), axis=-1))
+        call = fused._plan(query, key, value, mask, **dict.fromkeys(BARE))[1]
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")  # the compiler's own
+            got = kernels.flex(call)
+        expected = scaled_dot_product_attention(query, key, value, mask)
         torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
 
     def test_errors_are_those_of_dense_mask(self):

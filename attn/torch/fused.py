@@ -1,17 +1,22 @@
 """One rule, the fastest kernel for it: SDPA, FlexAttention, or SDPA on the strips a rule leaves.
 
 The numbers are those of attn.torch.scaled_dot_product_attention, for every mask and option. Imports
-attn.checks, attn.masks and attn.torch.{attention, kernels, masks, operands, strips}.
+attn.masks and attn.torch.{attention, kernels, operands, strips}.
 """
 
 import torch
 
-from attn import checks
 from attn.masks import Causal, Mask
 from attn.torch.attention import scaled_dot_product_attention
 from attn.torch.kernels import KERNELS
-from attn.torch.masks import may_read_values
-from attn.torch.operands import default_scale, four_axes, narrowed, without_autocast, working_dtype
+from attn.torch.operands import (
+    check_call,
+    default_scale,
+    four_axes,
+    narrowed,
+    without_autocast,
+    working_dtype,
+)
 from attn.torch.strips import Operands, empty_unseen_slots, pairs_of
 
 
@@ -128,12 +133,8 @@ def _plan(query, key, value, mask, **options):
 
 
 def _operands(query, key, value, mask, *, bias, scale, softcap, sink, q_offset):
-    checks.arrays(torch.Tensor, query=query, key=key, value=value)
-    size = checks.sizes(query.shape, key.shape, value.shape)
-    checks.options(
-        size, mask, bias=bias, scale=scale, softcap=softcap, sink=sink, q_offset=q_offset,
-        read_values=may_read_values(query.device), kind=torch.Tensor,
-    )  # fmt: skip
+    options = dict(bias=bias, scale=scale, softcap=softcap, sink=sink, q_offset=q_offset)
+    size = check_call(query, key, value, mask, **options)
     scale = default_scale(size.D) if scale is None else float(scale)
     wide = working_dtype(query.dtype)
     # SDPA wants a bias in the dtype of query, and a scale > 0: where it would round, go wider.
