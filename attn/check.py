@@ -101,6 +101,7 @@ def check_attention(function, *, grouped=True, convention="may attend", seed=0):
         failures, steps, open_ends = _explain(trials, outcomes, rights)
         failures += too_few_digits(trials, outcomes, steps)
         failures += unexplained(call, trials, outcomes, rights, open_ends)
+        failures = list({failure.name: failure for failure in failures[::-1]}.values())[::-1]
     failures += inputs_changed(trials, outcomes)
     return CheckReport(not failures, tuple(failures), len(trials))
 

@@ -107,13 +107,20 @@ def _merge(x):
     return x.swapaxes(1, 2).reshape(B, L, H * D)
 
 
-def _split_by_reshape(query, key, value):
-    return tuple(_merge(x).reshape(x.shape) for x in right.share(query, key, value))
+def _merged_then_cut(x):
+    """(L, H·D) cut into (H, L, D) by reshape alone."""
+    return _merge(x).reshape(x.shape)
 
 
-def _merge_by_reshape(output):
-    B, H, L, D = output.shape
-    return output.reshape(B, L, H, D).swapaxes(1, 2)
+def _joined_then_split(x):
+    """(H, L, D) joined to (L, H·D) by reshape alone, then split as it should be."""
+    B, H, L, D = x.shape
+    return x.reshape(B, L, H, D).swapaxes(1, 2)
+
+
+def _reads(change):
+    """All three operands go through `change`."""
+    return {"read": lambda *operands: tuple(change(x) for x in right.share(*operands))}
 
 
 def _tile(query, key, value):
@@ -131,9 +138,13 @@ HEADS = [
     *bugs(
         "(L, H·D) and (H, L, D) differ by a transpose; reshape alone mixes positions and heads.",
         ("heads split without the transpose", "each head gets pieces of other positions",
-         {"read": _split_by_reshape}),
+         _reads(_merged_then_cut)),
+        ("heads split without the transpose", "positions and heads of the inputs are mixed",
+         _reads(_joined_then_split)),
         ("heads merged without the transpose", "positions and heads of the output are mixed",
-         {"write": _merge_by_reshape}),
+         {"write": _joined_then_split}),
+        ("heads merged without the transpose", "each head puts out pieces of other positions",
+         {"write": _merged_then_cut}),
         ("axes read as (B, L, H, D)", "heads attend to heads, not positions to positions",
          {"read": lambda *operands: tuple(x.swapaxes(1, 2) for x in operands),
           "write": lambda output: output.swapaxes(1, 2)}),

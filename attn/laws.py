@@ -16,6 +16,10 @@ HALF_PRECISION = 1e-2
 def unexplained(call, trials, outcomes, rights, numbers):
     """One failure for each law broken in the trials that no known bug explains."""
     failures = {}
+    # The first trials have scores of ordinary size: what is nearly right there was rounded.
+    nearly = [_nearly(trials[n], outcomes[n].output, rights[n]) for n in numbers[:1]]
+    if any(nearly):
+        return nearly
     for n in numbers:
         failure = _law(call, trials[n], outcomes[n], rights[n])
         failures.setdefault(failure.name, failure)
@@ -29,7 +33,7 @@ def _law(call, trial, outcome, right):
         raises = outcome.problem.startswith("raises")
         name = "raises an exception" if raises else "no output of shape (B, H, L, Dv)"
         return Failure(name, f"on {trial}, it {outcome.problem}", _problem_hint(trial))
-    for law in (_nearly, _mixed, _sees_hidden, _other_scale, _weight_sums):
+    for law in (_mixed, _sees_hidden, _other_scale, _weight_sums):
         failure = law(call, trial, outcome, right)
         if failure:
             return failure
@@ -38,14 +42,14 @@ def _law(call, trial, outcome, right):
     return Failure("wrong numbers", evidence, "Compare with a loop over the queries, by hand.")
 
 
-def _nearly(call, trial, outcome, right):
+def _nearly(trial, output, right):
     """Right to two digits: numbers were rounded on the way."""
-    where, expected, got = where_most(outcome.output, right)
+    if output is None:
+        return None
+    where, expected, got = where_most(output, right)
     if not abs(got - expected) < HALF_PRECISION * max(1, abs(expected)):
         return None
-    evidence = (
-        f"on {trial}, output{where} should be {expected:.6g} and is {got:.6g}, only nearly right"
-    )
+    evidence = f"on {trial}, output{where} should be {expected:.6g} and is {got:.6g}, nearly right"
     return Failure("half precision inside", evidence, "Compute in the dtype of the inputs.")
 
 

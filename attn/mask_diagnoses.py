@@ -17,6 +17,12 @@ def _triangle(n, shift, lower_right):
     return np.tril(np.ones((n.L, n.S), bool), shift + (n.S - n.L) * lower_right)
 
 
+def _diagonal(n, by, lower_right):
+    """The pairs that a triangle gains (by = 1) or loses (by = -1) when it is one off."""
+    inner, outer = sorted((0, by))
+    return _triangle(n, outer, lower_right) & ~_triangle(n, inner, lower_right)
+
+
 def _where_given(change):
     return {"mask": lambda mask, n: None if mask is None else change(mask, n)}
 
@@ -39,6 +45,10 @@ def _off_by_one(by):
         yield name, f"a query {sees}", made
         kept = _where_given(lambda mask, n, corner=corner: both(mask, _triangle(n, by, corner)))
         yield name, f"a query {sees}", kept
+        line = _where_given(
+            lambda mask, n, corner=corner: mask ^ (_diagonal(n, by, corner) & (mask == (by < 0)))
+        )
+        yield name, f"a query {sees}", line
     yield name, "the mask is shifted by one key", _where_given(lambda m, n: _shifted(m, n, by))
 
 
@@ -48,6 +58,12 @@ def _always_causal():
         yield "a triangle instead of the mask", "a causal mask is made, whatever mask came", made
         always = {"mask": lambda mask, n, corner=corner: _triangle(n, 0, corner)}
         yield "causal without being asked", "the future is hidden with no mask too", always
+        both = {
+            "mask": lambda mask, n, corner=corner: (
+                _triangle(n, 0, corner) if mask is None else mask & _triangle(n, 0, corner)
+            )
+        }
+        yield "causal without being asked", "the future is hidden with every mask and none", both
 
 
 def _of_keys(mask):

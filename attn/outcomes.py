@@ -14,6 +14,7 @@ from attn.steps import predict
 # Wide enough for functions that work in float32, narrow enough to tell the known bugs apart.
 TOLERANCE = 1e-4
 FLOAT64_TOLERANCE = 1e-9
+HALF_PRECISION_FROM = 1e-5
 
 
 class Failure(NamedTuple):
@@ -136,5 +137,6 @@ def too_few_digits(trials, outcomes, steps):
         f"on {trial}, given in float64, output{where} should be {right:.15g} and is {got:.15g}: "
         f"off by {worst:.1e}, where float64 has about 1e-15 (the output is {dtype})"
     )
-    hint = "Compute in the dtype of the inputs; make no float32 array on the way."
-    return [Failure("float32 inside float64", evidence, hint)]
+    name = "float32 inside float64" if worst < HALF_PRECISION_FROM else "half precision inside"
+    hint = "Compute in the dtype of the inputs; make no array of fewer digits on the way."
+    return [Failure(name, evidence, hint)]

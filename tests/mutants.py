@@ -278,6 +278,12 @@ named("off-by-one triangle (one short)")(
 named("off-by-one triangle (one long)")(
     with_mask(lambda s, m: hidden(s, np.concatenate((m[..., :1] >= 0, m[..., :-1]), -1) > 0))
 )
+named("off-by-one triangle (one short)")(
+    with_mask(lambda s, m: hidden(s, m & ~np.eye(*s.shape[-2:], dtype=bool)))
+)
+named("off-by-one triangle (one long)")(
+    with_mask(lambda s, m: hidden(s, m | np.eye(*s.shape[-2:], k=1, dtype=bool)))
+)
 named("a triangle instead of the mask")(triangular(0))
 named("finite fill")(with_mask(lambda s, mask: np.where(mask, s, -1e9)))
 named("finite fill")(with_mask(lambda s, mask: np.where(mask, s, -1e4)))
@@ -346,6 +352,44 @@ def merged_by_reshape(query, key, value, mask):
     return output.reshape(B, L, H * Dv).reshape(B, L, H, Dv).transpose(0, 2, 1, 3)
 
 
+@named("heads merged without the transpose")
+def transposed_but_not_back(query, key, value, mask):
+    output = attention(query, key, value, mask)
+    return output.transpose(0, 2, 1, 3).reshape(output.shape)
+
+
+@named("heads split without the transpose")
+def joined_by_reshape(query, key, value, mask):
+    key, value = repeated(query, key, value)
+    B, H = query.shape[:2]
+    mixed = (x.reshape(B, x.shape[2], H, -1).transpose(0, 2, 1, 3) for x in (query, key, value))
+    return attention(*mixed, mask)
+
+
+@named("one key head for all")
+def first_key_head(query, key, value, mask):
+    return attention(query, key[:, :1], value[:, :1], mask)
+
+
+@named("causal without being asked")
+def always_causal(query, key, value, mask):
+    triangle = np.tril(np.ones((query.shape[2], key.shape[2]), bool))
+    return attention(query, key, value, triangle if mask is None else triangle & mask)
+
+
+@named("weights transposed")
+def columns_mix(query, key, value, mask):
+    key, value = repeated(query, key, value)
+    weights = softmaxed(hidden(scored(query, key), mask))
+    return weights.transpose(0, 1, 3, 2) @ value
+
+
+@named("query and key swapped")
+def keys_ask(query, key, value, mask):
+    key, value = repeated(query, key, value)
+    return softmaxed(hidden(scored(key, query), mask)) @ value
+
+
 @named("axes read as (B, L, H, D)")
 def heads_where_positions_are(query, key, value, mask):
     scores = np.einsum("blhd,bshd->bhls", query, key) / query.shape[-1] ** 0.5
@@ -371,6 +415,13 @@ def in_float16(query, key, value, mask):
     return (weights @ value.astype(np.float16)).astype(query.dtype)
 
 
+@named("half precision inside")
+def scores_in_float16(query, key, value, mask):
+    key, value = repeated(query, key, value)
+    scores = scored(query, key).astype(np.float16).astype(query.dtype)
+    return softmaxed(hidden(scores, mask)) @ value
+
+
 @named("inputs changed")
 def query_scaled_in_place(query, key, value, mask):
     query /= math.sqrt(query.shape[-1])
@@ -388,6 +439,19 @@ def mask_inverted_in_place(query, key, value, mask):
 @named("batch mixed")
 def keys_of_row_0(query, key, value, mask):
     return attention(query, np.broadcast_to(key[:1], key.shape), value, mask)
+
+
+@named("batch mixed")
+def keys_of_the_next_row(query, key, value, mask):
+    return attention(query, np.roll(key, 1, axis=0), value, mask)
+
+
+@named("maximum over the wrong axis")
+@with_softmax
+def maximum_of_columns(scores):
+    exps = np.exp(scores - np.nan_to_num(scores.max(-2, keepdims=True), neginf=0))
+    total = exps.sum(-1, keepdims=True)
+    return exps / np.where(total == 0, 1, total)
 
 
 @named("batch mixed")

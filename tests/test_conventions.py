@@ -86,8 +86,8 @@ def test_additive_by_hand():
 
 def test_keras_by_hand():
     mask = conventions.from_keras(
-        attention_mask=np.array([[[1, 1], [0, 1]]]),
-        query_mask=np.array([[1, 1]]),
+        attention_mask=np.array([[[1, 1], [1, 1]]]),
+        query_mask=np.array([[1, 0]]),
         value_mask=np.array([[True, False]]),
     )
     assert mask.astype(int).tolist() == [[[[1, 0], [0, 0]]]]
