@@ -5,8 +5,12 @@ accessibility checker finds in the theme is mended. Each edit may run twice on a
 builds rewrite only the pages that changed.
 """
 
+import inspect
 import re
+from importlib import import_module
 from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
 
 
 def expand_modules(app, docname, source):
@@ -38,6 +42,30 @@ def plain_docstring(app, what, name, obj, options, lines):
     for number in range(len(lines) - 1, -1, -1):
         if lines[number].startswith("Source: "):  # napoleon ends a section at two empty lines
             lines[number : number + 1] = ["", "**Source:** " + lines[number][len("Source: ") :]]
+
+
+def source_link(app):
+    """Return linkcode's function from an object to its lines in the repository."""
+    options = app.config.html_theme_options
+    base = f"{options['repository_url']}/blob/{options['repository_branch']}"
+
+    def resolve(domain, info):
+        thing = import_module(info["module"])
+        for name in info["fullname"].split("."):
+            thing = getattr(thing, name, None)
+        try:
+            file = Path(inspect.getsourcefile(inspect.unwrap(thing))).relative_to(ROOT)
+            lines, first = inspect.getsourcelines(thing)
+        except (TypeError, ValueError, OSError):  # a constant, a property, something not ours
+            return None
+        return f"{base}/{file}#L{first}-L{first + len(lines) - 1}"
+
+    return resolve
+
+
+def link_sources(app, config):
+    """Set the function; _config.yml can hold none."""
+    config.linkcode_resolve = source_link(app)
 
 
 def always_finish(app, env, added, changed, removed):
@@ -74,6 +102,11 @@ EDITS = [
         r'<div id="pst-primary-sidebar"(?! role)',
         r'<div id="pst-primary-sidebar" role="region" aria-label="Book"',
     ),
+    (
+        r'<summary><span class="toctree-toggle" role="presentation">',
+        '<summary><span class="visually-hidden">Pages below</span>'
+        '<span class="toctree-toggle" role="presentation">',
+    ),
     (r'role="doc-biblioentry"', 'role="listitem"'),
     # A task list is a reader's own: boxes with a label, free to tick (book.js remembers).
     (
@@ -97,6 +130,7 @@ def mend_pages(app, error):
 
 
 def setup(app):
+    app.connect("config-inited", link_sources)
     app.connect("autodoc-process-docstring", plain_docstring, priority=400)
     app.connect("env-get-outdated", always_finish)
     app.connect("source-read", expand_modules)
