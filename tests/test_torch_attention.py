@@ -360,6 +360,9 @@ def test_a_compiled_graph_still_refuses_wrong_shapes():
 def test_inductor_equals_eager(tmp_path, monkeypatch):
     """Once with generated C++ code: what `torch.compile(function)` does by itself."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    import torch._inductor.config as inductor
+
+    monkeypatch.setattr(inductor, "compile_threads", 1)  # no pool of processes for one graph
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # torch's own, while it writes code
         function = compiled(scaled_dot_product_attention, backend="inductor")
