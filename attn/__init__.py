@@ -23,16 +23,14 @@ added. `import attn` loads NumPy and nothing heavier; for tensors write `import 
 figures `from attn import plotting`.
 """
 
-from attn import conventions
+import importlib
+
 from attn.additive import additive_weights, luong_scores
 from attn.attention import attention_weights, scaled_dot_product_attention, softmax
-from attn.audit import MaskAudit, audit_mask
 from attn.backward import attention_backward, softmax_backward
 from attn.blockwise import blockwise_attention, merge_attention
 from attn.cache import KVCache
-from attn.check import CheckReport, check_attention
 from attn.heads import merge_heads, multi_head_attention, repeat_kv, split_heads
-from attn.leaks import LeakReport, find_leaks, influence
 from attn.masks import (
     And,
     Causal,
@@ -89,3 +87,23 @@ __all__ = [
     "softmax_backward",
     "split_heads",
 ]
+
+# Tools beside the spine are loaded when first asked for, so that `import attn` stays quick.
+_TOOLS = {
+    "audit": ("MaskAudit", "audit_mask"),
+    "check": ("CheckReport", "check_attention"),
+    "conventions": (),
+    "leaks": ("LeakReport", "find_leaks", "influence"),
+}
+
+
+def __getattr__(name):
+    for module, names in _TOOLS.items():
+        if name in (module, *names):
+            loaded = importlib.import_module(f"attn.{module}")
+            return loaded if name == module else getattr(loaded, name)
+    raise AttributeError(f"module 'attn' has no attribute {name!r}")
+
+
+def __dir__():
+    return sorted({*globals(), *__all__})

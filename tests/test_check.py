@@ -1,5 +1,7 @@
 """The judge is judged: right functions of every style pass, each wrong one is named."""
 
+import subprocess
+import sys
 import warnings
 
 import numpy as np
@@ -186,6 +188,20 @@ def test_float32_in_is_judged_as_float32():
 def test_what_cannot_be_called_is_an_error(bad):
     with pytest.raises(TypeError, match=r"function: expected function\(query, key, value, mask\)"):
         attn.check_attention(bad)
+
+
+def test_tools_load_when_first_asked_for():
+    code = (
+        "import attn, sys; tools = {f'attn.{x}' for x in ('audit', 'check', 'conventions', 'leaks')};"
+        "assert not tools & set(sys.modules);"
+        "assert {'check_attention', 'conventions', 'find_leaks', 'Causal'} <= set(dir(attn));"
+        "assert attn.check_attention is attn.check.check_attention;"
+        "assert attn.influence is attn.leaks.influence and attn.audit_mask is attn.audit.audit_mask;"
+        "assert attn.conventions.to_jax; from attn import *; assert tools <= set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+    with pytest.raises(AttributeError, match="module 'attn' has no attribute 'check_attentions'"):
+        attn.check_attentions  # noqa: B018
 
 
 def test_unknown_convention_is_an_error():
