@@ -101,7 +101,7 @@ def _(L, S, q_offset):
     empty row gives 0, and nobody reads those outputs.
     """)
 def left_padded_mask(lengths, n):
-    """Return a boolean array of shape (B, 1, n, n), True = may attend."""
+    """Return a boolean array (B, 1, n, n), True = may attend."""
     ### BEGIN SOLUTION
     position = np.arange(n)
     is_token = position >= n - lengths[:, None]
@@ -173,7 +173,7 @@ def _(lengths, n):
     notes=r"`attn.conventions.from_torch_mha` does this, and takes float masks and masks of shape "
           r"$(B \cdot H, L, S)$ too.")
 def from_multihead(attn_mask, key_padding_mask):
-    """Return a boolean array of shape (B, 1, L, S), True = may attend."""
+    """Return a boolean array (B, 1, L, S), True = may attend."""
     ### BEGIN SOLUTION
     hidden = attn_mask | key_padding_mask[:, None, None, :]
     return ~hidden
@@ -249,7 +249,7 @@ def _(attn_mask, key_padding_mask):
     `False` is evidence, not proof: nothing leaked for the inputs that were tried.
     """)
 def leaks(attention):
-    """Return whether attention(query, key, value) lets the future in."""
+    """Return whether attention(q, k, v) lets the future in."""
     ### BEGIN SOLUTION
     rng = np.random.default_rng(0)
     n = 7
