@@ -173,12 +173,10 @@ def _flex_can(call):
 def _scores_are_finite(call):
     """No product of a query and a key overflows: SDPA adds -inf, and inf - inf would be NaN."""
     try:
-        low, high = zip(*(x.detach().aminmax() for x in (call.query, call.key)), strict=True)
-        peaks = [max(-float(a), float(b)) for a, b in zip(low, high, strict=True)]
+        operands = (call.query, call.key, call.value)
+        peaks = [float(torch.stack(x.detach().aminmax()).abs().max()) for x in operands]
         largest = peaks[0] * peaks[1] * call.size.D * max(abs(call.scale), 1.0)
-        return largest < torch.finfo(working_dtype(call.query.dtype)).max and bool(
-            torch.isfinite(call.value.detach().sum(dtype=torch.float64))
-        )
+        return max(largest, peaks[2]) < torch.finfo(working_dtype(call.query.dtype)).max
     except RuntimeError:  # inside torch.func.vmap there are no values to look at
         return False
 

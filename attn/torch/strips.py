@@ -82,7 +82,7 @@ def _runs(some, k_len):
 
 def attend_strips(call, attend):
     """Call attend(query, key, value, keep, bias) on every strip and lay the outputs together."""
-    plan, pairs = plan_strips(call), pairs_of(call)
+    plan, pairs = plan_strips(call), _pairs_of_strips(call)
     rows = call.size.B if len(plan) == 1 else 1
     parts = [x.split(rows) for x in (call.query, call.key, call.value)]
     shared = call.bias is None or len(call.bias) == 1
@@ -91,7 +91,7 @@ def attend_strips(call, attend):
     for b, (strips, bias, *operands) in enumerate(zip(plan, biases, *parts, strict=False)):
         batch = slice(b * rows, (b + 1) * rows)
         outputs.append(_attend_row(strips, *operands, bias, pairs, batch, attend))
-    return torch.cat(outputs)
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 
 def _attend_row(strips, query, key, value, bias, pairs, batch, attend):
@@ -102,21 +102,45 @@ def _attend_row(strips, query, key, value, bias, pairs, batch, attend):
     outputs = []
     for strip in strips:
         rows = ((strip.first, strip.stop),)
-        q, shape = queries.take(rows), (strip.stop - strip.first, _indices(strip.runs))
+        q = queries.take(rows)
         if not strip.runs:
             outputs.append(q.new_zeros(*q.shape[:-1], value.shape[-1]))
             continue
-        keep = None if strip.full else pairs(_indices(rows), shape[1], batch)
+        keep = None if strip.full else pairs(strip, batch)
         added = bias if biases is None else biases.take(rows)
         if added is not None:
-            added = _cut(added, None, shape[1]).expand(-1, -1, shape[0], len(shape[1]))
+            added = _cut(added, None, _indices(strip.runs))
+            added = added.expand(-1, -1, strip.stop - strip.first, -1)
         outputs.append(attend(q, keys.take(strip.runs), values.take(strip.runs), keep, added))
     return torch.cat(outputs, dim=-2)
 
 
+def _pairs_of_strips(call):
+    """A function (strip, batch) -> bool: the rule on a strip. A rule that knows nothing but q - k
+    says the same of neighbours that differ only in where they lie, and is asked once."""
+    pairs = pairs_of(call)
+    if getattr(call.mask, "reads_absolute_positions", True):
+        return lambda strip, batch: pairs(*_positions(strip), batch)
+    last = (None, None)
+
+    def once(strip, batch):
+        nonlocal last
+        shape = (batch.start, strip.stop - strip.first)
+        shape += tuple((a - strip.first, b - strip.first) for a, b in strip.runs)
+        if shape != last[0]:
+            last = (shape, pairs(*_positions(strip), batch))
+        return last[1]
+
+    return once
+
+
+def _positions(strip):
+    return torch.arange(strip.first, strip.stop), _indices(strip.runs)
+
+
 def _indices(runs):
     ranges = [torch.arange(first, stop) for first, stop in runs]
-    return torch.cat(ranges) if ranges else torch.arange(0)
+    return ranges[0] if len(ranges) == 1 else torch.cat(ranges)
 
 
 class Pieces:
@@ -198,24 +222,24 @@ def taking_part(call):
         keep = pairs(rows, keys, everyone)
         return keep if finite is None else keep & _cut(finite, rows, keys)
 
-    seeing = _reached(tiles.swapaxes(-1, -2), call, call.size.L, call.size.S, allowed, -1)
-    seen = _reached(
-        tiles, call, call.size.S, call.size.L, lambda keys, rows: allowed(rows, keys), -2
+    def allowed_to(keys, rows):
+        return allowed(rows, keys)
+
+    size, device = call.size, call.query.device
+    return (
+        _reached(tiles.swapaxes(-1, -2), size.L, size.S, allowed, -1, device),
+        _reached(tiles, size.S, size.L, allowed_to, -2, device),
     )
-    return seeing, seen
 
 
-def _reached(tiles, call, own, other, allowed, dim):
-    """Whoever lies in a full tile is reached; only the others are asked pair by pair."""
-    device = call.query.device
+def _reached(tiles, own, others, allowed, dim, device):
+    """Whoever lies in a full tile is reached; only the rest are asked pair by pair."""
     sure = np.repeat((tiles == 2).any(axis=-2), ROWS, axis=-1)[..., :own]
-    open_ = torch.as_tensor(np.flatnonzero(~sure.all(axis=(0, 1))), device=device)
-    reached = torch.as_tensor(sure, device=device)
-    others = torch.arange(other, device=device)
-    for asked in open_.split(max(1, PAIRS_AT_ONCE // max(other, 1))):
-        answer = allowed(asked, others).any(dim=dim)
-        reached = reached.expand(*torch.broadcast_shapes(reached.shape[:2], answer.shape[:2]), own)
-        reached = reached.index_copy(
-            -1, asked, answer.expand(*reached.shape[:2], -1) | reached[..., asked]
-        )
+    rest = torch.as_tensor(np.flatnonzero(~sure.all(axis=(0, 1))), device=device)
+    reached, everyone = torch.as_tensor(sure, device=device), torch.arange(others, device=device)
+    for asked in rest.split(max(1, PAIRS_AT_ONCE // max(others, 1))):
+        answer = allowed(asked, everyone).any(dim=dim)
+        rows = torch.broadcast_shapes(reached.shape[:2], answer.shape[:2])
+        reached = reached.expand(*rows, own).clone()
+        reached[..., asked] |= answer
     return reached
