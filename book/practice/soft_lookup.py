@@ -133,7 +133,7 @@ def _(query, keys, values, k, temperature):
 def temperature_for(gap, weight):
     """Return the temperature."""
     ### BEGIN SOLUTION
-    return gap / math.log(weight / (1 - weight))
+    return gap / np.log(weight / (1 - weight))
     ### END SOLUTION
 
 
