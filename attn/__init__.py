@@ -11,8 +11,7 @@ The map, in reading order
     cache       what to keep, so that each new token costs one row
     conventions the masks of other libraries, from theirs to ours and back
     check       the judge of anybody's attention function
-    audit       what is wrong with this mask
-    leaks       what leaks in this model
+    audit       what is wrong with this mask, and what leaks in this model
 
 The legend of letters, one meaning everywhere
     B batch · H query heads · Hkv key/value heads · G = H // Hkv query heads per key head
@@ -90,10 +89,9 @@ __all__ = [
 
 # Tools beside the spine are loaded when first asked for, so that `import attn` stays quick.
 _TOOLS = {
-    "audit": ("MaskAudit", "audit_mask"),
+    "audit": ("LeakReport", "MaskAudit", "audit_mask", "find_leaks", "influence"),
     "check": ("CheckReport", "check_attention"),
     "conventions": (),
-    "leaks": ("LeakReport", "find_leaks", "influence"),
 }
 
 

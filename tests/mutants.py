@@ -1,6 +1,6 @@
 """Attention written in many ways: right ones in different styles, and wrong ones with their bugs.
 
-None of them uses attn.steps, from which the judge predicts what known bugs compute.
+None of them uses attn.check.steps, from which the judge predicts what known bugs compute.
 """
 
 import math

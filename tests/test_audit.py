@@ -10,7 +10,7 @@ from torch import nn
 
 import attn
 from attn import Causal, Dilated, KeyPadding, PrefixLM, SameDocument, SlidingWindow, dense_mask
-from attn.cover import covering_sets
+from attn.audit.cover import covering_sets
 
 N = 11
 IDS = np.array([0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2])

@@ -12,10 +12,10 @@ from torch.nn import functional as F
 
 import attn
 import attn.torch
-from attn.diagnoses import BUGS
-from attn.outcomes import same
-from attn.steps import predict
-from attn.trials import make_trials
+from attn.check.diagnoses import BUGS
+from attn.check.outcomes import same
+from attn.check.steps import predict
+from attn.check.trials import make_trials
 
 SEEDS = (0, 1, 12345)
 
@@ -197,7 +197,7 @@ def test_tools_load_when_first_asked_for():
         "assert not tools & set(sys.modules);"
         "assert {'check_attention', 'conventions', 'find_leaks', 'Causal'} <= set(dir(attn));"
         "assert attn.check_attention is attn.check.check_attention;"
-        "assert attn.influence is attn.leaks.influence;"
+        "assert attn.influence is attn.audit.leaks.influence;"
         "assert attn.audit_mask is attn.audit.audit_mask;"
         "assert attn.conventions.to_jax; from attn import *; assert tools <= set(sys.modules)"
     )

@@ -63,8 +63,8 @@ OPTIONS = {
 @pytest.fixture
 def small_tiles(monkeypatch):
     """Tiles of 4 queries by 3 keys: small inputs then have many strips, with ragged ends."""
-    monkeypatch.setattr(strips, "ROWS", 4)
-    monkeypatch.setattr(strips, "KEYS", 3)
+    for name, value in {"ROWS": 4, "KEYS": 3, "TALLEST": 8, "CALL": 0, "TILE": 4}.items():
+        monkeypatch.setattr(strips, name, value)
 
 
 @pytest.fixture
@@ -286,6 +286,17 @@ class TestPath:
         call = fused._plan(x, x, x, mask, **dict.fromkeys(BARE))[1]
         strips.attend_strips(call, count)
         assert pairs == [(12, 12, True), (4, 9, False), (4, 9, False), (4, 6, False)]
+
+    @pytest.mark.parametrize(("call", "rows"), [(0, 4), (2 * 12 * 2, 8), (1e9, 12)])
+    def test_strips_grow_while_that_costs_less_than_a_call(
+        self, small_tiles, monkeypatch, call, rows
+    ):
+        """A window of 3 in tiles of 4 x 3: two rows of tiles together read 12 pairs more."""
+        monkeypatch.setattr(strips, "CALL", call)
+        monkeypatch.setattr(strips, "TALLEST", 12)
+        x = torch.zeros(1, 1, 24, 2)
+        plan = fused._plan(x, x, x, SlidingWindow(2), **dict.fromkeys(BARE))[1]
+        assert max(strip.stop - strip.first for strip in strips.plan_strips(plan)[0]) == rows
 
     def test_full_neighbours_share_one_call(self, small_tiles):
         x = torch.zeros(1, 1, 24, 2)

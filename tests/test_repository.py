@@ -18,7 +18,7 @@ MAX_LINES = 250
 ARROWS = {
     "attention": {"masks", "operands"},
     "blockwise": {"masks", "operands"},
-    "audit": {"masks"},
+    "audit": {"masks", "conventions"},
     "heads": {"attention", "cache"},
     "backward": {"attention", "operands"},
     "additive": {"attention", "operands"},
@@ -35,12 +35,9 @@ ARROWS = {
 PARTS = {
     part: whole
     for whole, parts in {
-        "masks": "algebra layout mask_forms spans",
+        "masks": "algebra layout spans",
         "checks": "additive_checks head_checks part_checks position_checks",
-        "conventions": "flash_masks hugging_face_masks other_masks torch_masks",
         "blockwise": "tiles workers",
-        "audit": "cover leak_report leaks probe",
-        "check": "diagnoses laws mask_diagnoses outcomes steps trials",
         "plotting": "cells diagrams palette",
     }.items()
     for part in parts.split()
@@ -75,7 +72,9 @@ def imports(path):
 
 
 def owner(name):
-    return PARTS.get(name, name)
+    """Return the file of the design that a module belongs to: itself, its package, or its whole."""
+    first = name.split(".")[0]
+    return PARTS.get(first, first)
 
 
 def forbidden(path):

@@ -2,7 +2,7 @@
 
 A mask is right or wrong only with respect to what was meant, so what is said here is of two kinds:
 serious findings (a query that sees nothing, a triangle that is one off) and mere remarks (padding
-at the end, heads that are all the same). Imports attn.mask_forms and attn.masks.
+at the end, heads that are all the same). Imports attn.conventions.forms and attn.masks.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from attn import mask_forms as forms
+from attn.conventions import forms
 from attn.masks import Mask
 
 

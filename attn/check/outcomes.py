@@ -1,6 +1,6 @@
 """What a call to somebody's function gave, and what it did besides.
 
-Imports attn.steps.
+Imports attn.check.steps.
 """
 
 import textwrap
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from attn.steps import predict
+from attn.check.steps import predict
 
 # Wide enough for functions that work in float32, narrow enough to tell the known bugs apart.
 TOLERANCE = 1e-4

@@ -1,17 +1,17 @@
 """What leaks in a model: which inputs change which outputs, bit for bit, against the mask meant.
 
 Works on anything that can be called with a sequence and returns one. Imports attn.checks,
-attn.cover, attn.layout, attn.leak_report, attn.masks and attn.probe.
+attn.audit.cover, attn.layout, attn.audit.report, attn.masks and attn.audit.probe.
 """
 
 import numpy as np
 
 from attn import checks
-from attn.cover import covering_sets
+from attn.audit.cover import covering_sets
+from attn.audit.probe import Probe, change, same_bits
+from attn.audit.report import Leak, LeakReport, kind_of
 from attn.layout import dense_mask
-from attn.leak_report import Leak, LeakReport, kind_of
 from attn.masks import Mask
-from attn.probe import Probe, change, same_bits
 
 RANDOM = (
     "Two equal calls differ (dropout? then call .eval()): the random numbers were repeated in "

@@ -1,12 +1,12 @@
 """Known bugs of masks, each with the wrong formula that it computes: the second part of
-attn.diagnoses.
+attn.check.diagnoses.
 
-Imports attn.steps.
+Imports attn.check.steps.
 """
 
 import numpy as np
 
-from attn.steps import bugs
+from attn.check.steps import bugs
 
 # Rounded to powers of ten: a fill between two of them hides and leaks in the same trials.
 FILLS = (-5.0, -20.0, -50.0, *(-(10.0**p) for p in range(2, 17)))

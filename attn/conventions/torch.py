@@ -1,11 +1,11 @@
 """torch's masks: those of scaled_dot_product_attention, and of nn.MultiheadAttention, the opposite.
 
-Part of attn.conventions. Imports attn.mask_forms.
+Part of attn.conventions. Imports attn.conventions.forms.
 """
 
 from typing import Any, NamedTuple
 
-from attn import mask_forms as forms
+from attn.conventions import forms
 
 
 def from_torch_sdpa(attn_mask):

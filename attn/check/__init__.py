@@ -1,18 +1,17 @@
 """The judge of anybody's attention function: pass, or the likely bug by name and with numbers.
 
-The function is tried on small calls (attn.trials). Where its answer is wrong, it is compared with
-what each known bug would have answered (attn.diagnoses); what no known bug explains is described by
-the law that it breaks (attn.laws). Imports attn.attention and attn.diagnoses, .laws, .outcomes,
-.steps, .trials.
+The function is tried on small calls (trials). Where its answer is wrong, it is compared with what
+each known bug would have answered (steps, diagnoses, mask_diagnoses); what no known bug explains is
+described by the law that it breaks (laws, outcomes). Imports attn.attention besides its own parts.
 """
 
 from dataclasses import dataclass
 from itertools import combinations
 
 from attn.attention import scaled_dot_product_attention
-from attn.diagnoses import BUGS
-from attn.laws import unexplained
-from attn.outcomes import (
+from attn.check.diagnoses import BUGS
+from attn.check.laws import unexplained
+from attn.check.outcomes import (
     Failure,
     chance,
     inputs_changed,
@@ -21,8 +20,8 @@ from attn.outcomes import (
     too_few_digits,
     where_most,
 )
-from attn.steps import predict
-from attn.trials import make_trials
+from attn.check.steps import predict
+from attn.check.trials import make_trials
 
 __all__ = ["CheckReport", "Failure", "check_attention"]
 
@@ -31,11 +30,21 @@ CONVENTIONS = ("may attend", "is hidden")
 
 @dataclass(frozen=True)
 class CheckReport:
-    """Whether a function is attention; if not, the likely bugs, the likeliest first."""
+    """Whether a function is attention; if not, the likely bugs, the likeliest first.
+
+    Attributes
+    ----------
+    passed : bool
+        No trial failed.
+    failures : tuple of Failure
+        Each with a name, the evidence and a hint; empty when passed.
+    trials : int
+        How many calls were judged.
+    """
 
     passed: bool
     failures: tuple[Failure, ...]
-    trials: int
+    trials: int = 0
 
     def __str__(self):
         if self.passed:

@@ -1,4 +1,4 @@
-"""What attn.leaks hands back, and what a leak is called.
+"""What attn.audit.leaks hands back, and what a leak is called.
 
 Imports nothing from the package.
 """

@@ -1,9 +1,9 @@
 """The attention_mask of Hugging Face models: padding of two axes, or whole masks of four.
 
-Part of attn.conventions. Imports attn.mask_forms.
+Part of attn.conventions. Imports attn.conventions.forms.
 """
 
-from attn import mask_forms as forms
+from attn.conventions import forms
 
 
 def from_hugging_face(attention_mask):

@@ -1,15 +1,15 @@
 """Known bugs of attention, each with the wrong formula that it computes.
 
-A bug puts another function in place of one or two of the steps of attn.steps. A function whose
-output *is* the prediction of a bug has that bug: no stronger evidence exists. Bugs of masks are in
-attn.mask_diagnoses. Imports attn.mask_diagnoses and attn.steps.
+A bug puts another function in place of one or two of the steps of attn.check.steps. A function
+whose output *is* the prediction of a bug has that bug: no stronger evidence exists. Bugs of masks
+are in attn.check.mask_diagnoses. Imports that and attn.check.steps.
 """
 
 import numpy as np
 
-from attn import mask_diagnoses
-from attn import steps as right
-from attn.steps import bugs
+from attn.check import mask_diagnoses
+from attn.check import steps as right
+from attn.check.steps import bugs
 
 
 def _scale(says, scale, name="scaled by n"):

@@ -1,9 +1,9 @@
 """The masks of Keras, JAX and ONNX, where True or 1 means may attend, as here.
 
-Part of attn.conventions. Imports attn.mask_forms.
+Part of attn.conventions. Imports attn.conventions.forms.
 """
 
-from attn import mask_forms as forms
+from attn.conventions import forms
 
 
 def from_keras(attention_mask=None, query_mask=None, value_mask=None, key_mask=None):

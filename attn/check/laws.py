@@ -2,12 +2,12 @@
 
 Weights sum to one; a hidden key, another batch row and another head change nothing. A law that is
 broken is found by calling the function again, on parts of a trial or with other values. Imports
-attn.outcomes.
+attn.check.outcomes.
 """
 
 import numpy as np
 
-from attn.outcomes import TOLERANCE, Failure, same, where_most
+from attn.check.outcomes import TOLERANCE, Failure, same, where_most
 
 # Rounding to float16 or bfloat16 on the way moves numbers near 1 by less than this.
 HALF_PRECISION = 1e-2

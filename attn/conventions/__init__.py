@@ -16,20 +16,20 @@ An `is_causal` flag stands for a triangle, and libraries lay it differently when
 upper left in torch SDPA, JAX and Keras (Causal with q_offset=0), to the lower right in
 flash-attention since 2.1 (q_offset=S - L); ONNX counts the keys of past_key as q_offset.
 
-Converters take arrays of both libraries and return the kind they got. They are in attn.torch_masks,
-attn.other_masks, attn.hugging_face_masks, attn.flash_masks and attn.mask_forms, and found here.
+Converters take arrays of both libraries and return the kind they got. They are in the files torch,
+others (Keras, JAX, ONNX), hugging_face, flash and forms, and found here.
 """
 
-from attn.flash_masks import (
+from attn.conventions.flash import (
     from_flash_lengths,
     from_flash_window,
     to_flash_lengths,
     to_flash_window,
 )
-from attn.hugging_face_masks import from_hugging_face, to_hugging_face_2d, to_hugging_face_4d
-from attn.mask_forms import from_additive, to_additive
-from attn.other_masks import from_jax, from_keras, from_onnx, to_jax, to_keras, to_onnx
-from attn.torch_masks import (
+from attn.conventions.forms import from_additive, to_additive
+from attn.conventions.hugging_face import from_hugging_face, to_hugging_face_2d, to_hugging_face_4d
+from attn.conventions.others import from_jax, from_keras, from_onnx, to_jax, to_keras, to_onnx
+from attn.conventions.torch import (
     TorchMHAMasks,
     from_torch_mha,
     from_torch_sdpa,

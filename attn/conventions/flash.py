@@ -1,12 +1,12 @@
 """flash-attention's masks, which are no arrays: cumulative lengths and windows.
 
-Part of attn.conventions. Imports attn.checks and attn.mask_forms.
+Part of attn.conventions. Imports attn.checks and attn.conventions.forms.
 """
 
 import numpy as np
 
 from attn import checks
-from attn import mask_forms as forms
+from attn.conventions import forms
 
 
 def from_flash_lengths(cu_seqlens_q, cu_seqlens_k=None, *, window_size=(-1, -1), causal=False):
