@@ -193,7 +193,7 @@ def test_what_cannot_be_called_is_an_error(bad):
 def test_tools_load_when_first_asked_for():
     code = (
         "import attn, sys;"
-        "tools = {f'attn.{x}' for x in ('audit', 'check', 'conventions', 'leaks')};"
+        "tools = {f'attn.{x}' for x in ('audit', 'check', 'conventions')};"
         "assert not tools & set(sys.modules);"
         "assert {'check_attention', 'conventions', 'find_leaks', 'Causal'} <= set(dir(attn));"
         "assert attn.check_attention is attn.check.check_attention;"

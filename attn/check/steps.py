@@ -1,8 +1,8 @@
 """Attention as a row of steps, any of which can be replaced by a wrong one.
 
 A known bug is one or two steps replaced (attn.check.diagnoses), so its output can be predicted for
-any call, and two bugs in different steps can be had at once. The right answer that the judge compares
-with is attn.attention's, which shares no code with these steps. Imports nothing from the package.
+any call, and two bugs in different steps can be had at once. The right answer that the judge
+compares with is attn.attention's, which shares no code with these steps. Imports nothing from attn.
 """
 
 from typing import NamedTuple
