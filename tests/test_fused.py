@@ -23,6 +23,7 @@ from attn.torch import (
     fused_path,
     kernels,
     masks,
+    pairs,
     scaled_dot_product_attention,
     strips,
 )
@@ -63,8 +64,9 @@ OPTIONS = {
 @pytest.fixture
 def small_tiles(monkeypatch):
     """Tiles of 4 queries by 3 keys: small inputs then have many strips, with ragged ends."""
-    for name, value in {"ROWS": 4, "KEYS": 3, "TALLEST": 8, "CALL": 0, "TILE": 4}.items():
+    for name, value in {"ROWS": 4, "KEYS": 3, "TALLEST": 8, "CALL": 0}.items():
         monkeypatch.setattr(strips, name, value)
+    monkeypatch.setattr(pairs, "TILE", 4)
 
 
 @pytest.fixture
@@ -275,17 +277,17 @@ class TestPath:
 
     def test_slices_never_see_an_empty_tile(self, small_tiles):
         """Work is counted, not timed: pairs handed to the kernel against pairs of the matrix."""
-        pairs = []
+        handed = []
 
         def count(query, key, value, keep, bias):
-            pairs.append((query.shape[-2], key.shape[-2], keep is None))
+            handed.append((query.shape[-2], key.shape[-2], keep is None))
             return query.new_zeros(*query.shape[:-1], value.shape[-1])
 
         x = torch.zeros(1, 1, 24, 2)
         mask = SameDocument(np.repeat([0, 1, 2], (12, 8, 4)))
         call = fused._plan(x, x, x, mask, **dict.fromkeys(BARE))[1]
         strips.attend_strips(call, count)
-        assert pairs == [(12, 12, True), (4, 9, False), (4, 9, False), (4, 6, False)]
+        assert handed == [(12, 12, True), (8, 8, True), (4, 4, True)]
 
     @pytest.mark.parametrize(("call", "rows"), [(0, 4), (2 * 12 * 2, 8), (1e9, 12)])
     def test_strips_grow_while_that_costs_less_than_a_call(
@@ -369,8 +371,8 @@ class TestBlockMask:
         )  # fmt: skip
         allowed = np.broadcast_to(row.allowed, (row.batch, row.heads, row.L, row.S))
         assert block.shape[-2:] == (row.L, row.S)
-        pairs = flex.create_mask(block.mask_mod, row.batch, row.heads, row.L, row.S, "cpu")
-        assert np.array_equal(pairs, allowed)
+        drawn = flex.create_mask(block.mask_mod, row.batch, row.heads, row.L, row.S, "cpu")
+        assert np.array_equal(drawn, allowed)
         some = listed(block.kv_num_blocks, block.kv_indices)
         full = listed(block.full_kv_num_blocks, block.full_kv_indices)
         assert not (some & full).any()

@@ -1,7 +1,7 @@
 """One rule, the fastest kernel for it: SDPA, FlexAttention, or SDPA on the strips a rule leaves.
 
 The numbers are those of attn.torch.scaled_dot_product_attention, for every mask and option. Imports
-attn.masks and attn.torch.{attention, kernels, operands, strips}.
+attn.masks and attn.torch.{attention, kernels, operands, pairs}.
 """
 
 import torch
@@ -17,7 +17,7 @@ from attn.torch.operands import (
     without_autocast,
     working_dtype,
 )
-from attn.torch.strips import Operands, empty_unseen_slots, pairs_of
+from attn.torch.pairs import Operands, empty_unseen_slots, pairs_of
 
 
 def fused_attention(

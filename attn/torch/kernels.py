@@ -1,6 +1,6 @@
 """The kernels that fused_attention chooses from, each given the operands of one checked call.
 
-Imports attn.torch.{attention, masks, strips}.
+Imports attn.torch.{attention, masks, pairs, strips}.
 """
 
 import functools
@@ -11,7 +11,8 @@ from torch.nn.attention.bias import causal_lower_right
 
 from attn.torch.attention import scaled_dot_product_attention
 from attn.torch.masks import block_mask, entry, flex_attention
-from attn.torch.strips import attend_strips, empty_unseen_slots
+from attn.torch.pairs import empty_unseen_slots
+from attn.torch.strips import attend_strips
 
 
 def sdpa(query, key, value, keep=None, bias=None, *, scale, causal=False):
