@@ -195,6 +195,17 @@ def test_15_no_dropout_outside_training():
         assert torch.equal(shown_weights(plain, 0), expected)
 
 
+def test_15_dropout_acts_on_weights_and_not_on_features():
+    """Semantic 15: features of a head that are alike stay alike; those of the output would not."""
+    layer = MultiHeadAttention(E, H, dropout=0.5, bias=False).train()
+    with torch.no_grad():
+        layer.value.weight.copy_(layer.value.weight[:1].expand(E, E))
+        layer.output.weight.copy_(torch.eye(E))
+    heads = layer(x()).unflatten(-1, (H, E // H))
+    assert (heads - heads[..., :1]).abs().max() <= 1e-6
+    assert (heads[:, :, 0] - heads[:, :, 1]).abs().max() > 1e-2  # each head draws its own
+
+
 def test_15_dropout_is_drawn_anew_and_repeats_with_the_seed():
     layer = transparent(0.5).train()
     assert torch.equal(shown_weights(layer, 3), shown_weights(layer, 3))
