@@ -1,7 +1,6 @@
 """Practice of the chapter "What it costs": count, predict, and measure without fooling oneself."""
 
 import math
-import statistics
 
 import numpy as np
 
@@ -279,7 +278,7 @@ def seconds_per_call(function, make_input, clock, synchronize, repeats):
         function(operand)
         synchronize()
         times.append(clock() - start)
-    return statistics.median(times)
+    return np.median(times)
     ### END SOLUTION
 
 
@@ -319,7 +318,7 @@ def reported(benchmark, repeats, hiccup_at=0):
     return result, machine
 
 
-def variant(*, warm_up=True, outside=True, before=True, after=True, middle=statistics.median):
+def variant(*, warm_up=True, outside=True, before=True, after=True, middle=np.median):
     """A benchmark with one of its precautions left out."""
     def benchmark(function, make_input, clock, synchronize, repeats):
         if warm_up:
@@ -355,7 +354,7 @@ MISTAKES = (
                            "synchronize before you stop it"),
     (variant(before=False), "the device still copies the input when the clock starts: synchronize "
                             "before you start it"),
-    (variant(middle=statistics.mean), "one interrupted call spoils the mean: take the median"),
+    (variant(middle=np.mean), "one interrupted call spoils the mean: take the median"),
     (variant(middle=min), "that is the smallest time; the median is asked for"),
     (variant(middle=sum), "that is the sum of the calls: the time of one is asked for"),
 )
@@ -397,7 +396,7 @@ def _(function, make_input, clock, synchronize, repeats):
 
 @seconds_per_call.wrong("takes the mean", says="spoils the mean")
 def _(function, make_input, clock, synchronize, repeats):
-    return variant(middle=statistics.mean)(function, make_input, clock, synchronize, repeats)
+    return variant(middle=np.mean)(function, make_input, clock, synchronize, repeats)
 
 
 practice.quiz(
