@@ -109,9 +109,7 @@ lab: $(LAB_STAMP)
 	$(RUN) -m jupyterlab --notebook-dir=book $(LAB_FLAGS)
 
 bench: $(STAMP)
-	@for script in $(sort $(wildcard benchmarks/bench_*.py)); do \
-	    echo "== $$script"; $(RUN) "$$script" || exit 1; \
-	done
+	$(RUN) benchmarks/attention.py
 
 notebooks: $(STAMP)
 	$(RUN) book/_tools/notebooks.py practice

@@ -214,6 +214,8 @@ class TestNothingThere:
             inputs[1][~seen] = garbage
             inputs[2][~seen] = garbage
         assert not seen.all() or not allowed.any(-1).all()
+        fast = "sdpa causal" if name == "causal" else "sdpa slices"
+        assert fused_path(*inputs, mask, q_offset=0) == fast
         got = values_and_gradients(fused_attention, inputs, mask, {"q_offset": 0})
         for ours, clean in zip(got, expected, strict=True):
             torch.testing.assert_close(ours, clean, **TIGHT)
@@ -229,6 +231,7 @@ class TestNothingThere:
         with torch.no_grad():
             for x, row in zip(inputs, (6, 3, 3), strict=True):
                 x[..., row, :] = torch.nan
+        assert fused_path(*inputs, mask, **options) == "sdpa slices"
         got = values_and_gradients(fused_attention, inputs, mask, options)
         for ours, clean in zip(got, expected, strict=True):
             torch.testing.assert_close(ours, clean, **TIGHT)
@@ -300,13 +303,16 @@ class TestPath:
         plan = fused._plan(x, x, x, SlidingWindow(2), **dict.fromkeys(BARE))[1]
         assert max(strip.stop - strip.first for strip in strips.plan_strips(plan)[0]) == rows
 
-    def test_full_neighbours_share_one_call(self, small_tiles):
+    def test_full_neighbours_share_one_call(self, small_tiles, monkeypatch):
         x = torch.zeros(1, 1, 24, 2)
         call = fused._plan(x, x, x, KeyPadding(9), **dict.fromkeys(BARE))[1]
         assert strips.plan_strips(call) == [[strips.Strip(0, 24, ((0, 9),), True)]]
         call = call._replace(mask=SameDocument(np.repeat([0, 1], 12)))
         expected = [strips.Strip(i, i + 12, ((i, i + 12),), True) for i in (0, 12)]
         assert strips.plan_strips(call) == [expected]
+        monkeypatch.setattr(strips, "CALL", 1e9)  # one call for both documents needs the mask again
+        monkeypatch.setattr(strips, "TALLEST", 24)
+        assert strips.plan_strips(call) == [[strips.Strip(0, 24, ((0, 24),), False)]]
 
 
 class TestErrors:
