@@ -69,10 +69,10 @@ def blockwise_attention(
     (tensor([0.2500, 0.2500]), tensor(4.))
     """
     options = {"bias": bias, "scale": scale, "softcap": softcap, "sink": sink, "q_offset": q_offset}
+    size = check_call(query, key, value, mask, **options)
+    if block_size is not None:
+        checks.integer("block_size", block_size, low=1)
     with without_autocast(query.device):
-        size = check_call(query, key, value, mask, **options)
-        if block_size is not None:
-            checks.integer("block_size", block_size, low=1)
         call = four_dimensional(size, query, key, value, bias, scale, softcap, sink)
         mask = four_axes(mask, size) if isinstance(mask, torch.Tensor) else mask
         parts = zip(*each_tile_of_queries(call, mask, q_offset, block_size or EDGE), strict=True)
