@@ -383,14 +383,14 @@ def head_pairs():
     wide = (7 / 5) ** 0.25  # 7 columns divide by √7: each factor makes up for half of it
     pad = np.zeros((11, 2))
     turn = np.linalg.qr(r)[0]
-    yield "itself", (q, k, q.copy(), k.copy()), True
-    yield "itself in another basis (a rotation)", (q, k, q @ turn, k @ turn), True
-    yield ("itself in another basis (any invertible R)",
+    yield "the head itself", (q, k, q.copy(), k.copy()), True
+    yield "the head in another basis (a rotation)", (q, k, q @ turn, k @ turn), True
+    yield ("the head in another basis (any invertible R)",
            (q, k, q @ r, k @ np.linalg.inv(r).T), True)
-    yield "itself with doubled queries and halved keys", (q, k, 2 * q, k / 2), True
-    yield ("itself with two columns of zeros, made up for the larger root",
+    yield "the head with doubled queries and halved keys", (q, k, 2 * q, k / 2), True
+    yield ("the head with two columns of zeros, made up for the larger root",
            (q, k, np.hstack([wide * q, pad]), np.hstack([wide * k, pad])), True)
-    yield ("itself with two columns of zeros, but a larger root",
+    yield ("the head with two columns of zeros, but a larger root",
            (q, k, np.hstack([q, pad]), np.hstack([k, pad])), False)
     yield "a head with other keys", (q, k, q, other), False
     yield "a head that swaps queries and keys", (q, k, k, q), False
@@ -399,7 +399,7 @@ def head_pairs():
     yield "a head whose keys are 1% longer", (q, k, q, 1.01 * k), False
     # Q₁ᵀK₁ = Q₂ᵀK₂, a 5 × 5 matrix, though the heads differ
     basis = np.linalg.qr(draw(19, (11, 11))[0])[0]
-    yield "the same head in rotated inputs", (q, k, basis @ q, basis @ k), False
+    yield "the head, made for rotated inputs", (q, k, basis @ q, basis @ k), False
 
 
 @same_head.check
