@@ -4,6 +4,7 @@ The FlexAttention path runs here as on a GPU but on the CPU and uncompiled, wher
 all scores: rule, tile lists, softcap, bias and sink are proven, the GPU's own kernel is not.
 """
 
+import contextlib
 import shutil
 import warnings
 
@@ -59,6 +60,15 @@ OPTIONS = {
     "key bias": {"bias": (B, 1, 1, S)},
     "all": {"softcap": 2.0, "sink": (H,), "bias": (1, H, L, S), "scale": 0.4},
 }
+
+
+class Reach(Mask):
+    """A rule of the user's own that tells heads apart and looks at distances only."""
+
+    reads_absolute_positions = False
+
+    def __call__(self, b, h, q, k):
+        return (k <= q) & (q - k <= 2 * h + 3)
 
 
 @pytest.fixture
@@ -133,6 +143,26 @@ class TestSameNumbers:
     def test_default_tiles_over_several_strips(self):
         inputs = operands(heads=(2, 1), sizes=(331, 397, D, DV), batch=1)
         assert_same(inputs, SlidingWindow(50, 20) | KeyPadding(5), {"q_offset": 29})
+
+    @pytest.mark.parametrize("option", ["bare", "all", "sink"])
+    @pytest.mark.parametrize(
+        "mask", [SlidingWindow(9, 2), Reach(), ~Causal() & SlidingWindow(0, 8)]
+    )
+    @pytest.mark.parametrize("batch", [1, 2])
+    def test_strips_alike_are_stacked(self, small_tiles, monkeypatch, mask, batch, option):
+        """Neighbours whose rule is the same become rows of one call; a bias tells them apart."""
+        monkeypatch.setattr(strips, "KEYS", 4)
+        inputs = operands(sizes=(53, 61, D, DV), batch=batch)
+        shapes = {"all": (1, H, 53, 61)}
+        options = OPTIONS[option] | ({"bias": shapes[option]} if option in shapes else {})
+        offset = 3 if batch == 1 else [3, -2]
+        assert_same(inputs, mask, filled(options) | {"q_offset": offset})
+        calls = []
+        monkeypatch.setattr(strips, "_attend_stack", lambda job, *rest: calls.append(job.count))
+        with contextlib.suppress(TypeError, AttributeError):  # a stack that gives nothing back
+            fused_attention(*inputs, mask, **filled(options) | {"q_offset": offset})
+        assert bool(calls) == (option != "all")
+        assert all(count > 1 for count in calls)
 
     def test_without_gradients(self, small_tiles):
         for mask in MASKS.values():

@@ -14,7 +14,7 @@ from attn.torch.pairs import cut, pairs_of, tiles_of
 
 ROWS, KEYS = 32, 32  # the grain to which rows and keys are cut: 32 rows are torch's least task
 TALLEST = 128  # rows of a strip with a mask, which is written out; full strips grow without end
-CALL = 2.5e6  # what a call of the kernel costs beside its work, in multiplications
+CALL = 8e5  # what a call of the kernel costs beside its work, in multiplications
 BRIDGED = 0.75  # a range of which this share is visible is read whole, its gaps masked
 
 
@@ -100,19 +100,74 @@ def _attend_row(strips, query, key, value, bias, pairs, batch, attend):
     queries, keys, values = Pieces(query, stops), Pieces(key, ends), Pieces(value, ends)
     biases = Pieces(bias, stops) if bias is not None and bias.shape[2] > 1 else None
     outputs = []
-    for strip in strips:
-        rows = ((strip.first, strip.stop),)
-        q, (keep, seen) = queries.take(rows), pairs(strip, batch)
-        if seen.start == seen.stop:
+    for job in _jobs(strips, pairs, batch, stacking=bias is None and len(strips) > len(query)):
+        rows = ((job.first, job.stop),)
+        q = queries.take(rows)
+        if job.seen.start == job.seen.stop:
             outputs.append(q.new_zeros(*q.shape[:-1], value.shape[-1]))
+            continue
+        k, v = keys.take(job.runs), values.take(job.runs)
+        if job.count > 1:
+            outputs.append(_attend_stack(job, q, k, v, attend))
             continue
         added = bias if biases is None else biases.take(rows)
         if added is not None:
-            added = cut(added, None, _indices(strip.runs)[seen])
-            added = added.expand(-1, -1, q.shape[-2], seen.stop - seen.start)
-        k, v = (x.take(strip.runs)[..., seen, :] for x in (keys, values))
-        outputs.append(attend(q, k, v, keep, added))
-    return torch.cat(outputs, dim=-2)
+            added = cut(added, None, _indices(job.runs)[job.seen])
+            added = added.expand(-1, -1, q.shape[-2], job.seen.stop - job.seen.start)
+        outputs.append(attend(q, k[..., job.seen, :], v[..., job.seen, :], job.keep, added))
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-2)
+
+
+def _attend_stack(job, query, key, value, attend):
+    """Strips as batch rows of one call; the keys of neighbours overlap and are not copied."""
+    height, width = (job.stop - job.first) // job.count, job.seen.stop - job.seen.start
+    outputs = []
+    for b, (q, k, v) in enumerate(zip(query, key, value, strict=True)):
+        q = q.unflatten(1, (job.count, height)).transpose(0, 1)  # (count, H, height, D)
+        k, v = (
+            x[:, job.seen.start :].unfold(1, width, height)[:, : job.count].mT.transpose(0, 1)
+            for x in (k, v)
+        )  # (count, Hkv, width, D)
+        keep = job.keep[b : b + 1] if len(job.keep) > 1 else job.keep
+        outputs.append(attend(q, k, v, keep, None).transpose(0, 1).flatten(1, 2))
+    return torch.stack(outputs)
+
+
+class _Job(NamedTuple):
+    """One call: a strip, or a stack of `count` alike, each as far below as to the right."""
+
+    first: int
+    stop: int
+    count: int
+    runs: tuple
+    seen: slice  # of the keys in the runs of the first
+    keep: torch.Tensor | None
+
+    def joined(self, below, stacking):
+        """Both in one call, or None."""
+        if self.keep is None and below.keep is None and self.keys() == below.keys():
+            return self._replace(stop=below.stop)
+        if stacking and below.keep is not None and below.keep is self.keep and len(self.runs) == 1:
+            runs = ((self.runs[0][0], below.runs[0][1]),)
+            return self._replace(stop=below.stop, count=self.count + 1, runs=runs)
+        return None
+
+    def keys(self):
+        if self.seen.start == self.seen.stop:
+            return ()
+        if len(self.runs) > 1:
+            return self.runs, self.seen.start, self.seen.stop
+        return self.runs[0][0] + self.seen.start, self.runs[0][0] + self.seen.stop
+
+
+def _jobs(strips, pairs, batch, stacking):
+    jobs = []
+    for strip in strips:
+        keep, seen = pairs(strip, batch)
+        new = _Job(strip.first, strip.stop, 1, strip.runs, seen, keep)
+        both = jobs[-1].joined(new, stacking) if jobs else None
+        jobs = [*jobs[:-1], both] if both else [*jobs, new]
+    return jobs
 
 
 def _pairs_of_strips(call):
