@@ -71,6 +71,14 @@ class Reach(Mask):
         return (k <= q) & (q - k <= 2 * h + 3)
 
 
+ALIKE = {
+    "window": SlidingWindow(9, 2),
+    "per head": Reach(),
+    "future": ~Causal() & SlidingWindow(0, 8),
+    "two windows": SlidingWindow(2) | (SlidingWindow(30) & ~SlidingWindow(24)),
+}
+
+
 @pytest.fixture
 def small_tiles(monkeypatch):
     """Tiles of 4 queries by 3 keys: small inputs then have many strips, with ragged ends."""
@@ -145,9 +153,7 @@ class TestSameNumbers:
         assert_same(inputs, SlidingWindow(50, 20) | KeyPadding(5), {"q_offset": 29})
 
     @pytest.mark.parametrize("option", ["bare", "all", "sink"])
-    @pytest.mark.parametrize(
-        "mask", [SlidingWindow(9, 2), Reach(), ~Causal() & SlidingWindow(0, 8)]
-    )
+    @pytest.mark.parametrize("mask", ALIKE.values(), ids=ALIKE)
     @pytest.mark.parametrize("batch", [1, 2])
     def test_strips_alike_are_stacked(self, small_tiles, monkeypatch, mask, batch, option):
         """Neighbours whose rule is the same become rows of one call; a bias tells them apart."""
