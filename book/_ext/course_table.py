@@ -26,8 +26,9 @@ def chapters():
 
 def row(name, notebook, practice):
     """Return a chapter's line of the table."""
-    text = {kind: "\n".join("".join(c["source"]) for c in notebook["cells"] if c["cell_type"] == kind)
-            for kind in ("markdown", "code")}  # fmt: skip
+    text = {"markdown": "", "code": ""}
+    for cell in notebook["cells"]:
+        text[cell["cell_type"]] += "".join(cell["source"]) + "\n"
     title = re.search(r"^# (.+)$", text["markdown"], re.MULTILINE)[1]
     reading = re.search(r"\*\*Time\*\*\s+(?:about\s+)?(\d+)\s+minutes", text["markdown"])[1]
     tasks = practice.exercises.values()
