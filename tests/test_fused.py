@@ -5,6 +5,7 @@ all scores: rule, tile lists, softcap, bias and sink are proven, the GPU's own k
 """
 
 import contextlib
+import functools
 import shutil
 import warnings
 
@@ -452,6 +453,21 @@ class TestBlockMask:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns that it is not compiled
             assert_same(operands(), mask, options, atol=1e-6, rtol=1e-6)
+
+    def test_more_rules_than_torch_compiles_by_default(self, monkeypatch):
+        """The ninth rule would be computed without a kernel, and nobody would be told."""
+        graphs = []
+        backend = lambda graph, examples: (graphs.append(1), graph.forward)[1]  # noqa: E731
+        compiled = functools.partial(torch.compile, backend=backend)
+        monkeypatch.setattr(torch, "compile", compiled)
+        monkeypatch.setattr(masks, "_flex_kernel", masks._flex_kernel.__wrapped__)
+        kernel = masks._flex_kernel()
+        monkeypatch.setattr(masks, "_flex_kernel", lambda: kernel)
+        x = torch.randn(1, 1, 20, 16)
+        for reach in range(10):
+            call = fused._plan(x, x, x, SlidingWindow(reach), **dict.fromkeys(BARE))[1]
+            kernels.flex(call)
+        assert len(graphs) == 10
 
     @pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles the kernel with g++")
     def test_a_compiled_kernel_visits_the_listed_tiles(self):

@@ -179,7 +179,8 @@ def _flex_kernel():
     """Compiled: as it stands, torch would write out the whole matrix of scores."""
     from torch.nn.attention import flex_attention as flex
 
-    return torch.compile(flex.flex_attention, dynamic=False)
+    # Each rule and length is a kernel of its own; past torch's limit of 8 it would compile no more.
+    return torch.compile(flex.flex_attention, dynamic=False, recompile_limit=256)
 
 
 def allowed_pairs(mask, q_len, k_len, q_offset, batch, heads, device, first_key=0):

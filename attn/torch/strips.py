@@ -161,13 +161,16 @@ class _Job(NamedTuple):
 
 
 def _jobs(strips, pairs, batch, stacking):
-    jobs = []
+    """One job after the other, so that one mask at a time is written out."""
+    job = None
     for strip in strips:
         keep, seen = pairs(strip, batch)
         new = _Job(strip.first, strip.stop, 1, strip.runs, seen, keep)
-        both = jobs[-1].joined(new, stacking) if jobs else None
-        jobs = [*jobs[:-1], both] if both else [*jobs, new]
-    return jobs
+        both = job and job.joined(new, stacking)
+        if job and not both:
+            yield job
+        job = both or new
+    yield job
 
 
 def _pairs_of_strips(call):
