@@ -44,6 +44,7 @@ MASKS = {
     "padding": KeyPadding([S, 4]),
     "dilated": Dilated(3),
     "future": ~Causal(),
+    "past": Causal() & ~SlidingWindow(2),
     "first keys and window": KeyPadding(2) | SlidingWindow(2),
     "gap": KeyPadding(6) | ~KeyPadding(9),
     "array": torch.as_tensor(RNG.random((B, 1, L, S)) > 0.6),
@@ -236,7 +237,7 @@ class TestNothingThere:
         assert all(not x.any() for x in (output, *gradients))
 
     @pytest.mark.parametrize("garbage", [torch.nan, torch.inf, -torch.inf, 1e300])
-    @pytest.mark.parametrize("name", ["window", "documents", "padding", "causal", "array"])
+    @pytest.mark.parametrize("name", ["window", "documents", "padding", "causal", "past", "array"])
     def test_what_nobody_sees_may_hold_anything(self, small_tiles, name, garbage):
         mask = MASKS[name]
         if name == "array":
