@@ -386,7 +386,7 @@ practice.quiz(
         choice("Each row of weights sums to 1", reason="The softmax sees to that at any scale."),
         choice("Permuted keys and values change nothing", reason="True at any scale."),
         choice("A comparison with a loop over the numbers", right=True,
-               reason="Only a test that knows the constant can miss it in the code."),
+               reason="Only a test that knows the right constant notices a wrong one."),
         choice("A later token does not change an earlier output", reason="True at any scale."),
     ]),
     Question("A model with a leak reaches accuracy 1.00 in training and on held-out data. Why does "
