@@ -199,10 +199,10 @@ def _pairs_of_strips(call):
 
 def _trimmed(keep):
     """Tiles are coarse: cut the keys before the first and behind the last that anybody sees."""
-    seen = keep.flatten(0, 2).any(dim=0).nonzero()
+    pairs = keep.numpy()  # one thread: waking the others would take longer than looking
+    seen = np.flatnonzero(pairs.reshape(-1, pairs.shape[-1]).any(axis=0))
     seen = slice(int(seen[0]), int(seen[-1]) + 1) if len(seen) else slice(0, 0)
-    keep = keep[..., seen]
-    return (None if bool(keep.all()) else keep), seen
+    return (None if pairs[..., seen].all() else keep[..., seen]), seen
 
 
 def _indices(runs):
