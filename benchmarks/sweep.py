@@ -103,8 +103,10 @@ def draw(swept, path):
             for name, values in swept[what].items()
         }
         drawable = {name: y for name, y in series.items() if np.isfinite(y[n >= n[1]]).sum() > 1}
-        if drawable:
-            plotting.power_law(n, drawable, xlabel="tokens n", ylabel=label, fit_from=n[1], ax=ax)
+        if not drawable:  # sizes so small that no page was asked for
+            ax.remove()
+            continue
+        plotting.power_law(n, drawable, xlabel="tokens n", ylabel=label, fit_from=n[1], ax=ax)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
     plt.close(figure)
