@@ -399,7 +399,7 @@ class TestErrors:
                 return abs(q - k)
 
         x = torch.randn(1, 1, L, D)
-        for function in (scaled_dot_product_attention, fused_attention):
+        for function in (scaled_dot_product_attention, fused_attention, fused_path):
             with pytest.raises(TypeError, match="expected a boolean tensor"):
                 function(x, x, x, Number())
 
