@@ -8,7 +8,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("MPLBACKEND", "Agg")
 
-import importlib.util
+import importlib
+import re.util
 import random
 import sys
 from pathlib import Path
@@ -77,3 +78,9 @@ class Backend:
 def backend(request):
     """NumPy, then torch: the test runs once with each."""
     return Backend(request.param)
+
+
+def pytest_make_parametrize_id(config, val, argname):
+    """An id without the address of an object: the two test processes have to agree on it."""
+    text = repr(val)
+    return re.sub(r" at 0x[0-9a-f]+", "", text) if " at 0x" in text else None
