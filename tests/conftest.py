@@ -9,8 +9,9 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("MPLBACKEND", "Agg")
 
 import importlib
-import re.util
+import importlib.util
 import random
+import re
 import sys
 from pathlib import Path
 
