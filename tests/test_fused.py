@@ -370,7 +370,6 @@ class TestErrors:
             (None, {"q_offset": [1, 2, 3]}),
             (np.ones((L, S), bool), {}),
         ],
-        ids=str,
     )
     def test_the_words_of_the_plain_function(self, mask, options):
         inputs = [x.detach().float() for x in operands()]
