@@ -95,7 +95,9 @@ class FirstHeads(Mask):
 
 
 @pytest.mark.parametrize("block_size", BLOCK_SIZES)
-@pytest.mark.parametrize("rule", [EveryThird(), EvenHeads(), FirstHeads()], ids=lambda rule: type(rule).__name__)
+@pytest.mark.parametrize(
+    "rule", [EveryThird(), EvenHeads(), FirstHeads()], ids=lambda rule: type(rule).__name__
+)
 def test_rules_that_read_heads(backend, rule, block_size):
     query, key, value = operands(11, 13, batch=2)
     b, h, q, k = np.ogrid[:2, :H, 2:13, :13]
