@@ -445,6 +445,16 @@ class TestBlockMask:
         got = fused_attention(*inputs, MASKS[name], **options)
         torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
 
+    @pytest.mark.parametrize("bias", [None, torch.tensor([0.0] * (S - 1) + [-torch.inf])])
+    def test_flex_does_not_notice_what_nobody_sees(self, flex_on_cpu, bias):
+        query, key, value = (x.detach().float() for x in operands())
+        mask = KeyPadding(S - 3) if bias is None else None
+        options = dict.fromkeys(BARE) | {"bias": bias}
+        clean = kernels.flex(fused._operands(query, key, value, mask, **options))
+        key[..., -1, :] = value[..., -1, :] = torch.nan  # on a GPU nobody looks for it beforehand
+        got = kernels.flex(fused._operands(query, key, value, mask, **options))
+        assert torch.equal(got, clean)
+
     @pytest.mark.parametrize("option", ["bare", "sink", "bias", "key bias", "all"])
     def test_gradients_of_the_flex_path(self, flex_on_cpu, monkeypatch, option):
         monkeypatch.setattr(flex, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", False)
