@@ -511,3 +511,36 @@ def truth_of_an_array(query, key, value, mask):
 @named("raises an exception")
 def without_groups(query, key, value, mask):
     return softmaxed(hidden(scored(query, key), mask)) @ value
+
+
+@named("mask ignored for one query")
+def decodes_without_the_mask(query, key, value, mask):
+    return attention(query, key, value, None if query.shape[2] == 1 else mask)
+
+
+@named("mask ignored for one query")
+def decodes_without_the_mask_in_torch(query, key, value, mask):
+    key, value = repeated(query, key, value)
+    if query.shape[2] > 1:
+        return attention(query, key, value, mask)
+    tensors = [torch.from_numpy(x) for x in (query, key, value)]
+    return nn.functional.scaled_dot_product_attention(*tensors).numpy()
+
+
+@named("triangle for one query")
+def decodes_with_is_causal(query, key, value, mask):
+    key, value = repeated(query, key, value)
+    if query.shape[2] > 1:
+        return attention(query, key, value, mask)
+    tensors = [torch.from_numpy(x) for x in (query, key, value)]
+    causal = mask is not None
+    return nn.functional.scaled_dot_product_attention(*tensors, is_causal=causal).numpy()
+
+
+@named("mask tiled over heads")
+def masks_of_the_batch_in_turn(query, key, value, mask):
+    B, H = query.shape[:2]
+    if mask is not None and mask.shape[:2] == (B, 1):
+        rows = torch.from_numpy(np.ascontiguousarray(mask[:, 0])).repeat(H, 1, 1)
+        mask = rows.reshape(B, H, *mask.shape[2:]).numpy()
+    return attention(query, key, value, mask)

@@ -66,8 +66,19 @@ def _always_causal():
         yield "causal without being asked", "the future is hidden with every mask and none", both
 
 
+def _for_one_query(change):
+    return _where_given(lambda mask, n: change(mask, n) if n.L == 1 else mask)
+
+
 def _of_keys(mask):
     return mask.shape[-2] == 1
+
+
+def _tiled(mask, n):
+    """(B, 1, …) laid out over B·H rows as 0, 1, 0, 1, …, where 0, 0, …, 1, 1, … is meant."""
+    if mask.shape[1] > 1:
+        return mask
+    return np.tile(mask[:, 0], (n.B * n.H // len(mask), 1, 1)).reshape(n.B, n.H, *mask.shape[2:])
 
 
 TRIANGLES = bugs(
@@ -86,6 +97,13 @@ READINGS = bugs(
      _where_given(lambda mask, n: mask.swapaxes(-1, -2) if _of_keys(mask) else mask)),
     ("mask transposed", "queries and keys of the mask are swapped",
      _where_given(lambda mask, n: mask.swapaxes(-1, -2))),
+    ("mask ignored for one query", "with one query, as in decoding, the mask changes nothing",
+     _for_one_query(lambda mask, n: None)),
+    ("triangle for one query", "with one query, as in decoding, a triangle leaves it key 0 alone",
+     _for_one_query(lambda mask, n: _triangle(n, 0, False)[None, None])),
+    ("mask tiled over heads", "over B·H rows, the masks of the batch come as 0, 1, 0, 1, … "
+     "(tile, torch's repeat), not as 0, 0, …, 1, 1, … (repeat, repeat_interleave)",
+     _where_given(_tiled)),
     ("first head's mask for all", "every head uses the mask of head 0",
      _where_given(lambda mask, n: mask[:, :1])),
     ("batch mixed", "every batch row uses the mask of row 0",

@@ -35,6 +35,7 @@ def make_trials(seed, grouped):
     """All trials, the simplest first: a bug is named from the first trial that shows it."""
     rng = np.random.default_rng(seed)
     trials = [*_unmasked(rng), *_masked(rng), _large_scores(rng), _ladder(), *_empty(rng)]
+    trials.append(_one_query(rng))
     if grouped:
         trials += [
             _random("shared key heads", rng, 2, 6, 2, 5, 7, 3, 2),
@@ -100,3 +101,9 @@ def _empty(rng):
     stops = np.array([4, 0])[:, None, None, None]
     yield _random("a sequence of nothing but padding", rng, 2, 2, 2, 3, 5, 7, 2,
                   np.arange(5) < stops)  # fmt: skip
+
+
+def _one_query(rng):
+    """A step of decoding, where code often takes a way of its own and forgets the mask there."""
+    stops = np.array([4, 6])[:, None, None, None]
+    return _random("one query, padded keys", rng, 2, 3, 3, 1, 7, 5, 2, np.arange(7) < stops)
