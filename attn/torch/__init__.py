@@ -33,6 +33,7 @@ from attn.torch.heads import (
 )
 from attn.torch.masks import block_mask, dense_mask
 from attn.torch.positions import alibi_bias, alibi_slopes, rotary, sinusoidal_positions
+from attn.torch.ring import RingTally, ring_attention, ring_positions
 
 __all__ = [
     "AdditiveAttention",
@@ -46,6 +47,7 @@ __all__ = [
     "Not",
     "Or",
     "PrefixLM",
+    "RingTally",
     "SameDocument",
     "SlidingWindow",
     "additive_weights",
@@ -64,6 +66,8 @@ __all__ = [
     "merge_heads",
     "multi_head_attention",
     "repeat_kv",
+    "ring_attention",
+    "ring_positions",
     "rotary",
     "scaled_dot_product_attention",
     "sinusoidal_positions",

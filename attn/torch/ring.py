@@ -1,55 +1,127 @@
 """Ring attention: one sequence over several processes, exact, with no process holding all of it.
 
-Each process keeps its queries; blocks of keys and values travel round the ring, and what each block
-contributes is merged by its log-sum-exp. Backward, the blocks travel again and their gradients with
-them. Imports attn.checks, attn.masks and the torch files blockwise, masks, operands, ring_links and
-ring_tiles.
+Each process keeps its queries; blocks of keys and values travel round the ring, and what a block
+contributes is merged by its log-sum-exp. Backward, the blocks travel again, and the gradients of
+each follow it home. Imports attn.checks and the torch files blockwise, masks, operands, ring_links,
+ring_steps and ring_tiles.
 """
 
-from typing import NamedTuple
+from collections import Counter
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from torch.autograd.function import once_differentiable
 
 from attn import checks
-from attn.masks import Mask
-from attn.torch.blockwise import EDGE, blockwise_attention, merge_attention
+from attn.torch.blockwise import EDGE, blockwise_attention
 from attn.torch.masks import allowed_pairs, may_read_values
-from attn.torch.operands import check_call, default_scale, without_autocast, working_dtype
-from attn.torch.ring_links import Links, RingTally, agree, join, pass_on
-from attn.torch.ring_tiles import Rule, Side, attend_block, block_call, block_gradients, rule_for
+from attn.torch.operands import check_call, default_scale
+from attn.torch.ring_links import agree, join
+from attn.torch.ring_steps import Plan, Ring
+from attn.torch.ring_tiles import rule_for, sides
 
 LAYOUTS = ("contiguous", "striped", "zigzag")
+
+
+@dataclass
+class RingTally:
+    """What one process sent and computed in the calls of ring_attention that it was handed to.
+
+    Attributes
+    ----------
+    sent : Counter
+        Bytes handed to the next process, under "labels", "forward" and "backward".
+    pairs : dict of lists of int
+        Under "forward" and "backward", for each step the pairs of query and key in the tiles that
+        were computed, hidden pairs of mixed tiles included; for one batch row and head.
+    """
+
+    sent: Counter = field(default_factory=Counter)
+    pairs: dict = field(default_factory=lambda: {"forward": [], "backward": []})
+
+
+def ring_positions(length, processes, *, layout="contiguous"):
+    """Say which positions of a sequence each process of a ring holds.
+
+    Parameters
+    ----------
+    length : int
+        Positions in all, P·L; a multiple of P, for "zigzag" of 2·P.
+    processes : int
+        P.
+    layout : {"contiguous", "striped", "zigzag"}
+        One stretch each; every P-th position; or stretches r and 2·P − 1 − r of 2·P.
+
+    Returns
+    -------
+    Tensor of int64, shape (P, L)
+        Row r holds the positions of process r, ascending: its part of x is x[…, row, :].
+
+    Raises
+    ------
+    TypeError, ValueError
+        No counts, an unknown layout, a length that does not divide.
+
+    Source: Liu et al. (2023); "striped", Brandon et al. (2023); "zigzag", Grattafiori et al.
+    (2024), section 3.3.2.
+
+    Examples
+    --------
+    >>> ring_positions(8, 2, layout="striped")
+    tensor([[0, 2, 4, 6],
+            [1, 3, 5, 7]])
+    >>> ring_positions(8, 2, layout="zigzag")
+    tensor([[0, 1, 6, 7],
+            [2, 3, 4, 5]])
+    """
+    checks.integer("length", length, low=0)
+    checks.integer("processes", processes, low=1)
+    return torch.as_tensor(positions("length", length, processes, layout))
+
+
+def positions(name, length, P, layout):
+    if layout not in LAYOUTS:
+        raise ValueError(f"layout: expected one of {', '.join(LAYOUTS)}, got {layout!r}")
+    stretches = 2 * P if layout == "zigzag" else P
+    if length % stretches:
+        what = "2·P" if layout == "zigzag" else "P"
+        raise ValueError(
+            f"{name}: expected a multiple of {what} = {stretches} positions for the layout "
+            f"{layout!r}, got {length}: pad them, and hide the padding with KeyPadding(stop)"
+        )
+    at = np.arange(length)
+    if layout == "striped":
+        return at.reshape(-1, P).T.copy()
+    at = at.reshape(stretches, -1)
+    return at if layout == "contiguous" else np.concatenate([at[:P], at[: P - 1 : -1]], axis=1)
 
 
 def ring_attention(
     query, key, value, mask=None, *, scale=None, softcap=None, q_offset=None, layout="contiguous",
     group=None, timeout=300.0, block_size=None, tally=None,
 ):  # fmt: skip
-    """Attention of this process's queries to the keys of all processes, and its log denominator.
+    """Attention of this process's queries to the keys of all processes, and its lse.
 
-    Every process of the group calls it, with as many rows as the others, and goes backward if the
-    others do. Process r of P holds the positions ring_positions(P·L, P, layout=layout)[r]; a rule
-    speaks of those. An array of rows that do not divide evenly is padded, the padding hidden with
-    KeyPadding.
+    Every process of the group makes the same call with its own part, and goes backward where the
+    others do. Process r of P holds the positions ring_positions(P·L, P, layout=layout)[r], and the
+    rule speaks of those.
 
     Parameters
     ----------
     query : Tensor of shape (B, H, L, D)
-        This process's part, L of the P·L queries; also (L, D) or (H, L, D).
+        L of the P·L queries; also (L, D) or (H, L, D).
     key : Tensor of shape (B, Hkv, S, D)
+        S of the P·S keys.
     value : Tensor of shape (B, Hkv, S, Dv)
-        This process's part, S of the P·S keys.
     mask : Mask, optional
-        The same rule in every process. No array: each would need rows and columns of its own.
+        The same rule in every process. An array is refused: it would be P·L by P·S.
     scale, softcap, q_offset
         As in attention_weights. There is no bias and no sink.
     layout : {"contiguous", "striped", "zigzag"}
-        Who holds which positions. Under a causal mask "contiguous" leaves the first process with
-        little to do; the others share the work evenly, at every step.
+        Under a causal mask "contiguous" leaves some processes idle at most steps; the other two
+        share the work evenly.
     group : torch.distributed.ProcessGroup, optional
-        All processes if not given. gloo for tensors on CPUs, nccl for tensors on GPUs.
+        All processes, if none is given: gloo for tensors on CPUs, nccl for tensors on GPUs.
     timeout : float
         Seconds to wait for a neighbour at each step.
     block_size : int, optional
@@ -60,20 +132,22 @@ def ring_attention(
     Returns
     -------
     output : Tensor of shape (B, H, L, Dv)
-        For this process's queries. Differentiable once; zeros where a query sees nothing.
+        Zeros for a query that sees nothing. Differentiable once.
     lse : Tensor of shape (B, H, L)
-        Natural logarithm of Σ exp(score) over the visible keys of all processes; differentiable.
+        Natural logarithm of Σ exp(score) over the visible keys of all processes; as in
+        blockwise_attention.
 
     Raises
     ------
     TypeError, ValueError
-        As blockwise_attention, for lengths P·L and P·S; an array mask; calls that differ.
+        As blockwise_attention, for P·L queries and P·S keys; an array as mask; a length that the
+        layout does not divide; calls that differ between processes.
     RuntimeError
         There is no process group.
     ConnectionError
-        A neighbour has ended, or did not answer in time.
+        A neighbour has ended, or has not answered in time.
 
-    Source: Liu et al. (2023), algorithm 1; Brandon et al. (2023), section 3, for "striped".
+    Source: Liu et al. (2023), section 3; "striped", Brandon et al. (2023), section 3.
 
     Examples
     --------
@@ -86,15 +160,63 @@ def ring_attention(
     (tensor([0.2500, 0.2500]), tensor(4.))
     >>> dist.destroy_process_group()
     """
-    edge = EDGE if block_size is None else block_size
-    tally = check_own_options(mask, timeout, edge, tally)
     options = dict(bias=None, scale=scale, softcap=softcap, sink=None, q_offset=q_offset)
     size = check_call(query, key, value, None, **options)
-    links = join(group, timeout, tally)
-    sides = [Sides.of(name, rows, links, layout, edge) for name, rows in (("query", size.L), ("key", size.S))]
+    check_ring_options(mask, timeout, block_size, tally)
+    links = join(group, float(timeout), tally)
+    edge = block_size or EDGE
+    halves = 2 if layout == "zigzag" else 1
+    queries, keys = (
+        sides(positions(name, links.size * rows, links.size, layout), halves, edge)
+        for name, rows in (("query", size.L), ("key", size.S))
+    )
     check_rule(mask, size, links.size, options, query.device)
-    label = label_of(query, key, value, size, layout)
-    agree(links, label, query.device)
+    agree(links, label_of(size, layout, query, key, value), WORDS, query.device)
     if 0 in size[1:]:
         return blockwise_attention(query, key, value, scale=scale, softcap=softcap)
-    ...
+    scale = default_scale(size.D) if scale is None else float(scale)
+    softcap = None if softcap is None else float(softcap)
+    plan = Plan(
+        links, rule_for(mask, q_offset, size), queries[links.rank], keys, size, scale, softcap
+    )
+    operands = (x.reshape(size.B, -1, *x.shape[-2:]) for x in (query, key, value))
+    output, lse = Ring.apply(*operands, plan)
+    output = output.to(query.dtype).reshape(*query.shape[:-1], size.Dv)
+    return output, lse.reshape(query.shape[:-1])
+
+
+def check_ring_options(mask, timeout, block_size, tally):
+    """Refuse what only this function could be given wrong."""
+    if hasattr(mask, "dtype"):
+        raise TypeError(
+            "mask: expected a rule such as Causal() or None, got an array of shape "
+            f"{tuple(mask.shape)}: a process holds part of the keys at a time, and only a rule "
+            "answers for any of them (subclass attn.Mask for your own)"
+        )
+    checks.number("timeout", timeout)
+    if timeout is None or timeout <= 0:
+        raise ValueError(f"timeout: expected a number of seconds > 0, got {timeout}")
+    if block_size is not None:
+        checks.integer("block_size", block_size, low=1)
+    if not isinstance(tally, RingTally | None):
+        raise TypeError(f"tally: expected a RingTally or None, got {tally!r}")
+
+
+def check_rule(mask, size, P, options, device):
+    """A rule is laid over the whole sequence, and has to answer with booleans."""
+    whole = size._replace(L=P * size.L, S=P * size.S)
+    checks.options(whole, mask, **options, read_values=may_read_values(device), kind=torch.Tensor)
+    if mask is not None and 0 not in size[1:]:
+        allowed_pairs(mask, 1, 1, 0, size.B, size.H, device)
+
+
+WORDS = {"dtype": checks.FLOAT_DTYPES, "layout": LAYOUTS, "need of gradients": (False, True)}
+
+
+def label_of(size, layout, *operands):
+    """What has to be the same in every process, as whole numbers."""
+    label = {letter: getattr(size, letter) for letter in ("B", "H", "Hkv", "L", "S", "D", "Dv")}
+    label["dtype"] = checks.FLOAT_DTYPES.index(checks.dtype_name(operands[0]))
+    label["layout"] = LAYOUTS.index(layout)
+    needed = torch.is_grad_enabled() and any(x.requires_grad for x in operands)
+    return {**label, "need of gradients": int(needed)}

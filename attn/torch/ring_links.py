@@ -6,30 +6,11 @@ to do. Imports nothing from the package.
 """
 
 import time
-from collections import Counter
-from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-
-
-@dataclass
-class RingTally:
-    """What one process sent and computed in the calls that it was handed to.
-
-    Attributes
-    ----------
-    sent : Counter
-        Bytes handed to the next process, under "labels", "forward" and "backward".
-    pairs : dict of lists
-        Under "forward" and "backward" one number for each step: the pairs (query, key) in the tiles
-        that were computed, for one batch row and head. Hidden pairs of mixed tiles are among them.
-    """
-
-    sent: Counter = field(default_factory=Counter)
-    pairs: dict = field(default_factory=lambda: {"forward": [], "backward": []})
 
 
 class Links(NamedTuple):
@@ -41,7 +22,7 @@ class Links(NamedTuple):
     following: int
     previous: int
     timeout: float  # s
-    tally: RingTally
+    tally: object  # ring.RingTally, or None
 
 
 class Transit(NamedTuple):
@@ -86,8 +67,7 @@ def join(group, timeout, tally):
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     if rank < 0:
         raise ValueError(f"group: rank {dist.get_rank()} is not a member, and has no place in it")
-    following = dist.get_global_rank(group, (rank + 1) % size)
-    previous = dist.get_global_rank(group, (rank - 1) % size)
+    following, previous = (dist.get_global_rank(group, (rank + i) % size) for i in (1, -1))
     return Links(group, rank, size, following, previous, timeout, tally)
 
 
@@ -101,36 +81,39 @@ def pass_on(links, tensors, phase, what):
         works = dist.batch_isend_irecv(sends + receives)
     except RuntimeError as error:
         raise broken(links, what, links.following, late=False) from error
-    links.tally.sent[phase] += sum(x.nbytes for x in kept)
+    if links.tally is not None:
+        links.tally.sent[phase] += sum(x.nbytes for x in kept)
     return Transit(links, what, works, kept, received)
 
 
-def agree(links, label, device):
+def agree(links, label, words, device):
     """Send a label round the whole ring: every process sees all, and refuses a mixed call."""
-    own = torch.tensor(list(label.values()), dtype=torch.int64, device=device)
-    labels = [own]
+    labels = [torch.tensor(list(label.values()), dtype=torch.int64, device=device)]
     for _ in range(links.size - 1):
         labels += pass_on(links, labels[-1:], "labels", "the label of the call").wait()
-    labels = torch.stack(labels).tolist()  # one look, also on a GPU
-    ranks = [dist.get_global_rank(links.group, (links.rank - i) % links.size) for i in range(links.size)]
-    first, *others = sorted(zip(ranks, labels, strict=True))
-    for rank, values in others:
-        for name, want, got in zip(label, first[1], values, strict=True):
+    ranks = [(links.rank - step) % links.size for step in range(links.size)]
+    by_rank = dict(zip(ranks, torch.stack(labels).tolist(), strict=True))  # one look, also on a GPU
+    for rank in range(1, links.size):
+        for name, want, got in zip(label, by_rank[0], by_rank[rank], strict=True):
             if want != got:
+                want, got = (words[name][code] if name in words else code for code in (want, got))
                 raise ValueError(
-                    "ring_attention: expected the same call in every process, got "
-                    f"{name} = {want} on rank {first[0]} and {name} = {got} on rank {rank}"
+                    f"ring_attention: expected the same {name} in every process, got {want} on "
+                    f"rank {global_rank(links, 0)} and {got} on rank {global_rank(links, rank)}"
                 )
+
+
+def global_rank(links, rank):
+    return dist.get_global_rank(links.group, rank % links.size)
 
 
 def broken(links, what, peer, late):
     """The error of a process whose neighbour is gone."""
-    me = dist.get_global_rank(links.group, links.rank)
     lost = f"no answer from rank {peer} for {links.timeout:g} s" if late else f"lost rank {peer}"
     return ConnectionError(
-        f"ring_attention: rank {me}: {lost}, at {what} (previous rank {links.previous}, next rank "
-        f"{links.following}). Rank {peer} has ended or hangs, made no such call (each process makes "
-        "the same calls forward and backward), or lost a neighbour itself: read its log first. "
-        "This group of processes cannot go on: end them all and start them again, as torchrun "
-        "--max-restarts does. For a process that is only slow, raise timeout."
+        f"ring_attention: rank {global_rank(links, links.rank)}: {lost}, a neighbour in the ring, "
+        f"at {what}. Read the log of rank {peer} first: it has ended, hangs, has not made the same "
+        "call, or has lost a neighbour itself. This group cannot go on: end all its processes and "
+        f"start them again (torchrun --max-restarts does). If rank {peer} is only slow, raise "
+        "timeout."
     )

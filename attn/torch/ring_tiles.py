@@ -23,7 +23,7 @@ from attn.spans import Span
 from attn.torch.attention import fold_groups, masked_scores
 from attn.torch.blockwise import finish, finite, fold, start
 from attn.torch.masks import as_boolean, on_device
-from attn.torch.operands import Call, empty_unseen, seen_keys
+from attn.torch.operands import empty_unseen, seen_keys
 from attn.torch.tiles import EMPTY, FULL, SOME
 
 
@@ -36,7 +36,9 @@ class Side(NamedTuple):
     def spans(self, axis):
         """First and last position of each tile, laid along an axis of (B, H, L, S)."""
         ends = [self.positions[[rows.start, rows.stop - 1]] for rows in self.tiles]
-        low, high = np.expand_dims(np.reshape(ends, (-1, 2)).T, [a for a in range(1, 5) if a != axis + 1])
+        low, high = np.expand_dims(
+            np.reshape(ends, (-1, 2)).T, [a for a in range(1, 5) if a != axis + 1]
+        )
         return Span(low, high)
 
 
@@ -68,6 +70,17 @@ class Rule(NamedTuple):
         return as_boolean(self.mask, on_device(self.mask, device)(b, h, q, k))
 
 
+def sides(positions, stretches, edge):
+    """The blocks of all processes; no tile lies across two stretches of positions."""
+    length = positions.shape[1] // stretches
+    tiles = [
+        slice(first + a, min(first + a + edge, first + length))
+        for first in range(0, stretches * length, length or 1)
+        for a in range(0, length, edge)
+    ]
+    return [Side(row, tiles) for row in positions]
+
+
 def rule_for(mask, q_offset, size):
     """A checked mask and offset as a Rule."""
     offset = as_numpy(0 if q_offset is None else q_offset).astype(np.int64).reshape(-1, 1, 1, 1)
@@ -75,7 +88,7 @@ def rule_for(mask, q_offset, size):
 
 
 def visited(call, rule, queries, keys):
-    """Yield (index of the tile of queries, its rows, keys, the call of the tile), the rest skipped."""
+    """Yield rows, keys and the call of each tile that holds a visible pair."""
     kinds = rule.kinds(queries, keys)
     for i, rows in enumerate(queries.tiles):
         for j, cols in enumerate(keys.tiles):
@@ -146,9 +159,3 @@ def tile_gradients(tile, grad_output, lse, delta):
     rows = tile.scale * fold_groups(grad_scores, Hkv)
     grad_query = (rows @ tile.key).reshape(tile.query.shape)
     return grad_query, rows.mT @ fold_groups(tile.query, Hkv), grad_value
-
-
-def block_call(size, query, key, value, scale, softcap, wide):
-    """The operands of a block as a call of the family, in the working dtype."""
-    query, key, value = (x.to(wide) for x in (query, key, value))
-    return Call(size, query, key, value, None, None, scale, softcap, None)
