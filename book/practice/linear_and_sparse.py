@@ -26,7 +26,7 @@ practice = Practice("linear-and-sparse")
     half the head size, and then one.
     """)
 def break_even(F, D, Dv):
-    """Return the smallest number of tokens whose cache holds more numbers than the state."""
+    """Return the first n at which the cache is the larger one."""
     ### BEGIN SOLUTION
     return F * (Dv + 1) // (D + Dv) + 1
     ### END SOLUTION
@@ -156,7 +156,7 @@ def _(state, total, q, k, v):
     only each other would swap what they know in every layer and never hold both.
     """)
 def layers_to_connect(mask):
-    """Return the number of layers until every output may depend on every input, or None."""
+    """Return the layers until all may depend on all, or None."""
     ### BEGIN SOLUTION
     reached, layers = np.eye(len(mask), dtype=bool), 0
     while not reached.all():
@@ -237,7 +237,7 @@ def _(mask):
     attention is trained.
     """)
 def in_chunks(Q, K, V, size):
-    """Return the causal outputs of linear attention, chunk by chunk."""
+    """Return the causal outputs, chunk by chunk."""
     ### BEGIN SOLUTION
     state, total = np.zeros((K.shape[1], V.shape[1])), np.zeros(K.shape[1])
     outputs = []
