@@ -15,6 +15,8 @@ import argparse
 import multiprocessing
 import os
 import pickle
+import signal
+import statistics
 import tempfile
 import time
 from pathlib import Path
@@ -69,14 +71,15 @@ def one_device(case, device="cpu"):
 
 
 def in_ring(rank, processes, case, device="cpu"):
-    """This process's part of the output and the gradients, and what it sent and computed."""
-    mine = ring_positions(case.n, processes, layout=case.layout)[rank].to(device)
-    *inputs, grad_output = (x[..., mine, :] for x in operands(case, device))
+    """One process's part of output and gradients, and its tally."""
+    held = ring_positions(case.n, processes, layout=case.layout)
+    mine, whole = held[rank].to(device), operands(case, device)
+    *inputs, grad_output = (x[..., mine, :] for x in whole)
     inputs = [x.requires_grad_() for x in inputs]
     tally = RingTally()
-    output, _ = ring_attention(
-        *inputs, case.mask, layout=case.layout, tally=tally, **{"timeout": 60.0, **case.options}
-    )
+    options = dict(layout=case.layout, tally=tally, timeout=60.0)
+    options |= case.options
+    output, _ = ring_attention(*inputs, case.mask, **options)
     grads = torch.autograd.grad(output, inputs, grad_output)
     return [output.detach(), *grads], tally
 
@@ -91,6 +94,46 @@ def whole(parts, case):
     places = ring_positions(case.n, len(parts), layout=case.layout).flatten()
     joined = (torch.cat(part, dim=-2) for part in zip(*parts, strict=True))
     return [torch.empty_like(x).index_copy_(-2, places.to(x.device), x) for x in joined]
+
+
+def lose_one(rank, processes, case, lost, timeout):
+    """Call once in peace; then one process is killed and the others call again."""
+    in_ring(rank, processes, case)
+    time.sleep(0.3)  # its last bytes arrive
+    if rank == lost:
+        os.kill(os.getpid(), signal.SIGKILL)
+    begun = time.monotonic()
+    try:
+        in_ring(rank, processes, case._replace(options={**case.options, "timeout": timeout}))
+    except ConnectionError as error:
+        seconds = time.monotonic() - begun
+        time.sleep(2)  # stay a while, so that nobody takes the messenger for the dead
+        return str(error), seconds
+    raise AssertionError(f"rank {rank} did not notice")
+
+
+def speeds(rank, processes, device="cpu", rounds=5):
+    """Bytes a second to the next process while all send, and operations a second in products."""
+    sent, received = torch.zeros(2, 2**22, device=device)  # 16 MiB each
+    square = torch.randn(1024, 1024, device=device)
+    following, previous = (rank + 1) % processes, (rank - 1) % processes
+    seconds = {"send": [], "multiply": []}
+    for _ in range(rounds + 1):  # one round warms up
+        dist.barrier()
+        begun = time.perf_counter()
+        operations = (
+            dist.P2POp(dist.isend, sent, following),
+            dist.P2POp(dist.irecv, received, previous),
+        )
+        for work in dist.batch_isend_irecv(list(operations)):
+            work.wait()
+        float(received[-1])  # waits for the device, too
+        seconds["send"].append(time.perf_counter() - begun)
+        begun = time.perf_counter()
+        float((square @ square)[-1, -1])
+        seconds["multiply"].append(time.perf_counter() - begun)
+    send, multiply = (statistics.median(x[1:]) for x in seconds.values())
+    return sent.nbytes / send, 2 * 1024**3 / multiply
 
 
 # --- Starting processes ---------------------------------------------------------------------------
@@ -161,6 +204,10 @@ def main():
         device = f"cuda:{os.environ['LOCAL_RANK']}"
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if chosen.device == "cuda" else "gloo")
+    sent, computed = speeds(dist.get_rank(), dist.get_world_size(), device)
+    if dist.get_rank() == 0:
+        rates = f"B = {sent:.2e} bytes/s, F = {computed:.2e} FLOP/s in float32"
+        print(f"{rates}, F/B = {computed / sent:.0f} FLOP/byte")
     for layout in ("contiguous", "striped", "zigzag"):
         report(Case(chosen.n, layout=layout, dtype=chosen.dtype), device)
     dist.destroy_process_group()

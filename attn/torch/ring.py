@@ -62,8 +62,7 @@ def ring_positions(length, processes, *, layout="contiguous"):
     TypeError, ValueError
         No counts, an unknown layout, a length that does not divide.
 
-    Source: Liu et al. (2023); "striped", Brandon et al. (2023); "zigzag", Grattafiori et al.
-    (2024), section 3.3.2.
+    Source: "striped", Brandon et al. (2023); "zigzag", Grattafiori et al. (2024), section 3.3.2.
 
     Examples
     --------
@@ -147,7 +146,7 @@ def ring_attention(
     ConnectionError
         A neighbour has ended, or has not answered in time.
 
-    Source: Liu et al. (2023), section 3; "striped", Brandon et al. (2023), section 3.
+    Source: Liu et al. (2023), section 3; "striped", Brandon et al. (2023).
 
     Examples
     --------

@@ -2,7 +2,8 @@
 
 The transport is torch.distributed's: gloo between CPUs, NCCL between GPUs, by the same calls. Both
 notice a process that has ended; neither says which call, which step and which neighbour, nor what
-to do. Imports nothing from the package.
+to do. (With NCCL a wait that is given a time limit holds the host until the block is there; what
+was computed before it goes on meanwhile.) Imports nothing from the package.
 """
 
 import time
@@ -90,7 +91,7 @@ def agree(links, label, words, device):
     """Send a label round the whole ring: every process sees all, and refuses a mixed call."""
     labels = [torch.tensor(list(label.values()), dtype=torch.int64, device=device)]
     for _ in range(links.size - 1):
-        labels += pass_on(links, labels[-1:], "labels", "the label of the call").wait()
+        labels += pass_on(links, labels[-1:], "labels", "while comparing the calls").wait()
     ranks = [(links.rank - step) % links.size for step in range(links.size)]
     by_rank = dict(zip(ranks, torch.stack(labels).tolist(), strict=True))  # one look, also on a GPU
     for rank in range(1, links.size):
@@ -109,11 +110,11 @@ def global_rank(links, rank):
 
 def broken(links, what, peer, late):
     """The error of a process whose neighbour is gone."""
-    lost = f"no answer from rank {peer} for {links.timeout:g} s" if late else f"lost rank {peer}"
+    who = f"rank {peer}, a neighbour in the ring,"
+    lost = f"had no answer from {who} for {links.timeout:g} s" if late else f"lost {who}"
     return ConnectionError(
-        f"ring_attention: rank {global_rank(links, links.rank)}: {lost}, a neighbour in the ring, "
-        f"at {what}. Read the log of rank {peer} first: it has ended, hangs, has not made the same "
-        "call, or has lost a neighbour itself. This group cannot go on: end all its processes and "
-        f"start them again (torchrun --max-restarts does). If rank {peer} is only slow, raise "
-        "timeout."
+        f"ring_attention: rank {global_rank(links, links.rank)} {lost} {what}. Read the log of "
+        f"rank {peer} first: it has ended, hangs, has not made the same call, or has lost a "
+        "neighbour itself. This group cannot go on: end all its processes and start them again "
+        f"(torchrun --max-restarts does). If rank {peer} is only slow, raise timeout."
     )

@@ -39,7 +39,7 @@ class Plan(NamedTuple):
         for step in range(links.size):
             coming = None
             if step + 1 < links.size:
-                what = f"{phase} step {step + 1} of {links.size - 1} (keys and values)"
+                what = f"in {phase} step {step + 1} of {links.size - 1} (keys and values)"
                 coming = pass_on(links, block, phase, what)
             yield step, self.keys[(links.rank - step) % links.size], block
             if coming is not None:
@@ -102,7 +102,7 @@ def backward(plan, query, key, value, *ends):
         grad_query += share
         if travelling is not None:
             grads = [x + y for x, y in zip(grads, travelling.wait(), strict=True)]
-        what = f"backward step {step} of {links.size - 1} (gradients)"
+        what = f"in backward step {step} of {links.size - 1} (gradients)"
         travelling = pass_on(links, grads, "backward", what)
     if travelling is not None:
         own = [x + y for x, y in zip(own, travelling.wait(), strict=True)]
