@@ -228,8 +228,8 @@ def ragged(query, key, value, starts_q, starts_k, corner="lower", own=True):
     hints=[
         "Loop over the sequences: number n has the rows `starts_q[n]` to `starts_q[n + 1]`. What "
         "`attn` wants is (H, L, D).",
-        "`attn.scaled_dot_product_attention(…, attn.Causal(), q_offset=…)`: the offset counts the "
-        "keys before query 0, which is $S - L$ at the lower right corner.",
+        "`attn.Causal()` goes with `q_offset=…`: the offset counts the keys before query 0, which "
+        "is $S - L$ at the lower right corner.",
     ],
     notes=r"""
     This is what flash-attention's `flash_attn_varlen_func` computes with `causal=True`. Its
