@@ -17,6 +17,7 @@ import os
 import pickle
 import signal
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -168,6 +169,8 @@ def _member(rank, processes, folder, work, arguments):
     os.dup2(log, 1)
     os.dup2(log, 2)
     torch.set_num_threads(1)
+    # All on this machine: no name of a host has to be looked up, no firewall asked.
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
     store = dist.FileStore(f"{folder}/store", processes)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=processes)
     try:

@@ -28,6 +28,7 @@ from attn.torch import (  # noqa: E402
     blockwise_attention,
     dense_mask,
     ring_attention,
+    ring_links,
     ring_positions,
     scaled_dot_product_attention,
 )
@@ -35,6 +36,7 @@ from attn.torch import (  # noqa: E402
 B, H, HKV, D, DV = 2, 6, 2, 5, 3
 NAMES = ("query", "key", "value")
 LAYOUTS = ("contiguous", "striped", "zigzag")
+X = torch.zeros(1, 2, 3, 4)
 LABEL = 10 * 8  # bytes: ten whole numbers say what has to be the same in all processes
 
 
@@ -321,6 +323,26 @@ def test_inputs_are_not_changed_and_strides_do_not_matter(alone):
     assert all(torch.equal(x, y) for x, y in zip((query, key, value), before, strict=True))
 
 
+def test_work_in_one_piece_names_both_neighbours(alone):
+    """NCCL answers for all sends and receives at once, so nobody knows whose fault it was."""
+
+    class Broken:
+        def wait(self, timeout):
+            raise RuntimeError("NCCL says")
+
+    links = ring_links.Links(dist.group.WORLD, 0, 1, 2, 1, 9.0, None)
+    transit = ring_links.Transit(links, "in forward step 1 of 2", [Broken()], [X, X], [X, X])
+    with pytest.raises(ConnectionError, match=r"lost rank 1 or rank 2, a neighbour .* step 1 of 2"):
+        transit.wait()
+
+
+def test_the_script_reports_a_line(alone, capsys):
+    benchmark.report(benchmark.Case(8, layout="striped"), "cpu")
+    line = capsys.readouterr().out
+    assert line.startswith("striped    P = 1, n = 8: difference / largest entry O ")
+    assert "sent 0 + 0 B; pairs of the busiest 64;" in line
+
+
 # --- Positions ------------------------------------------------------------------------------------
 
 
@@ -360,8 +382,6 @@ def test_positions_that_cannot_be(arguments, error, message):
 
 
 # --- Bad calls ------------------------------------------------------------------------------------
-
-X = torch.zeros(1, 2, 3, 4)
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ class Transit(NamedTuple):
     def wait(self):
         """The tensors of the previous process, or an error that names who is missing."""
         begun = time.monotonic()
-        for work, peer in zip(self.works, self.peers(), strict=True):
+        for work, peers in zip(self.works, self.peers(), strict=True):
             # Sends come first: a neighbour that has ended is noticed at once on its own link, while
             # a receive may wait for one that only waits itself.
             left = max(0.001, begun + self.links.timeout - time.monotonic())
@@ -46,15 +46,15 @@ class Transit(NamedTuple):
                 work.wait(timedelta(seconds=left))
             except RuntimeError as error:
                 late = time.monotonic() - begun >= self.links.timeout
-                raise broken(self.links, self.what, peer, late) from error
+                raise broken(self.links, self.what, peers, late) from error
         return self.received
 
     def peers(self):
-        """The neighbour behind each piece of work; NCCL makes one piece of all."""
+        """The neighbours behind each piece of work; NCCL makes one piece of all."""
         links, count = self.links, len(self.received)
         if len(self.works) == 2 * count:
-            return [links.following] * count + [links.previous] * count
-        return [links.previous] * len(self.works)
+            return [{links.following}] * count + [{links.previous}] * count
+        return [{links.previous, links.following}] * len(self.works)
 
 
 def join(group, timeout, tally):
@@ -81,7 +81,7 @@ def pass_on(links, tensors, phase, what):
     try:
         works = dist.batch_isend_irecv(sends + receives)
     except RuntimeError as error:
-        raise broken(links, what, links.following, late=False) from error
+        raise broken(links, what, {links.previous, links.following}, late=False) from error
     if links.tally is not None:
         links.tally.sent[phase] += sum(x.nbytes for x in kept)
     return Transit(links, what, works, kept, received)
@@ -108,13 +108,14 @@ def global_rank(links, rank):
     return dist.get_global_rank(links.group, rank % links.size)
 
 
-def broken(links, what, peer, late):
+def broken(links, what, peers, late):
     """The error of a process whose neighbour is gone."""
-    who = f"rank {peer}, a neighbour in the ring,"
+    peer = " or ".join(f"rank {rank}" for rank in sorted(peers))
+    who = f"{peer}, a neighbour in the ring,"
     lost = f"had no answer from {who} for {links.timeout:g} s" if late else f"lost {who}"
     return ConnectionError(
         f"ring_attention: rank {global_rank(links, links.rank)} {lost} {what}. Read the log of "
-        f"rank {peer} first: it has ended, hangs, has not made the same call, or has lost a "
-        "neighbour itself. This group cannot go on: end all its processes and start them again "
-        f"(torchrun --max-restarts does). If rank {peer} is only slow, raise timeout."
+        f"{peer} first: it has ended, hangs, has not made the same call, or has lost a neighbour "
+        "itself. This group cannot go on: end all its processes and start them again (torchrun "
+        f"--max-restarts does). If {peer} is only slow, raise timeout."
     )
