@@ -21,7 +21,7 @@ from attn.layout import as_numpy, rule_on_spans
 from attn.masks import Mask
 from attn.spans import Span
 from attn.torch.attention import fold_groups, masked_scores
-from attn.torch.blockwise import finish, finite, fold, start
+from attn.torch.blockwise import finish, fold, start
 from attn.torch.masks import as_boolean, on_device
 from attn.torch.operands import empty_unseen, seen_keys
 from attn.torch.tiles import EMPTY, FULL, SOME
@@ -135,7 +135,7 @@ def block_gradients(call, rule, queries, keys, grad_output, lse, delta):
     grads = tuple(torch.zeros_like(x) for x in (call.query, call.key, call.value))
     pairs = 0
     for rows, cols, tile in visited(call, rule, queries, keys):
-        ends = (x[..., rows, :] for x in (grad_output, finite(lse), delta))
+        ends = (x[..., rows, :] for x in (grad_output, lse, delta))
         shares = tile_gradients(tile, *ends)
         for grad, share, where in zip(grads, shares, (rows, cols, cols), strict=True):
             grad[..., where, :] += share
@@ -147,7 +147,7 @@ def tile_gradients(tile, grad_output, lse, delta):
     """dQ, dK and dV of one tile; grad_output (B, H, rows, Dv), lse and delta (B, H, rows, 1)."""
     Hkv = tile.size.Hkv
     scores = masked_scores(tile._replace(keep=None))  # finite, so that 0 times them is 0
-    weights = torch.exp(scores - lse)
+    weights = torch.exp(scores - lse)  # inf where lse is -inf: such a row has hidden pairs only
     if tile.keep is not None:
         weights = weights.masked_fill(~tile.keep, 0.0)
     grad_rows = fold_groups(grad_output, Hkv)  # (B, Hkv, G·rows, Dv)
