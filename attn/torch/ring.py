@@ -48,7 +48,7 @@ def ring_positions(length, processes, *, layout="contiguous"):
     length : int
         Positions in all, P·L; a multiple of P, for "zigzag" of 2·P.
     processes : int
-        P.
+        Their number P.
     layout : {"contiguous", "striped", "zigzag"}
         One stretch each; every P-th position; or stretches r and 2·P − 1 − r of 2·P.
 
