@@ -1,7 +1,7 @@
 """Ring attention on several processes: is it equal to one device, what does it send, how long?
 
-    torchrun --nproc-per-node 4 benchmarks/ring.py                          CPUs of this machine
-    torchrun --nproc-per-node 8 benchmarks/ring.py --device cuda --n 8192   GPUs of this machine
+    torchrun --nproc-per-node 4 benchmarks/ring.py                                (CPUs)
+    torchrun --nproc-per-node 8 benchmarks/ring.py --device cuda --length 8192    (GPUs)
 
 On several machines torchrun takes --nnodes, --node-rank, --master-addr and --master-port as well.
 Rank 0 prints one line for each layout. Nothing but the name of the transport differs: gloo between
@@ -196,12 +196,16 @@ def _answer(rank, process, folder):
 # --- With torchrun --------------------------------------------------------------------------------
 
 
-def main():
+def options(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--n", type=int, default=1024, help="positions in all")
+    parser.add_argument("--length", type=int, default=1024, help="positions in all")
     parser.add_argument("--dtype", default="float32")
-    chosen = parser.parse_args()
+    return parser.parse_args(arguments)
+
+
+def main():
+    chosen = options()
     device = chosen.device
     if device == "cuda":
         device = f"cuda:{os.environ['LOCAL_RANK']}"
@@ -212,7 +216,7 @@ def main():
         rates = f"B = {sent:.2e} bytes/s, F = {computed:.2e} FLOP/s in float32"
         print(f"{rates}, F/B = {computed / sent:.0f} FLOP/byte")
     for layout in ("contiguous", "striped", "zigzag"):
-        report(Case(chosen.n, layout=layout, dtype=chosen.dtype), device)
+        report(Case(chosen.length, layout=layout, dtype=chosen.dtype), device)
     dist.destroy_process_group()
 
 

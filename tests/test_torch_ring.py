@@ -4,6 +4,7 @@ The processes are started once for each size and answer all calls; the tests loo
 What needs no neighbour runs in a ring of one, inside the test process.
 """
 
+import re
 import sys
 from collections import Counter
 from pathlib import Path
@@ -334,6 +335,20 @@ def test_work_in_one_piece_names_both_neighbours(alone):
     transit = ring_links.Transit(links, "in forward step 1 of 2", [Broken()], [X, X], [X, X])
     with pytest.raises(ConnectionError, match=r"lost rank 1 or rank 2, a neighbour .* step 1 of 2"):
         transit.wait()
+
+
+def test_torchrun_understands_the_commands_of_the_script():
+    """It reads the options behind the script as well, and --n would be short for several."""
+    from torch.distributed.run import parse_args
+
+    commands = re.findall(r"^ +torchrun (.*?)(?:  |$)", benchmark.__doc__, re.MULTILINE)
+    assert len(commands) == 2
+    for command in commands:
+        read = parse_args(command.split())
+        assert read.training_script == "benchmarks/ring.py"
+        own = benchmark.options(read.training_script_args)
+        assert own.device in ("cpu", "cuda")
+    assert own.length == 8192
 
 
 def test_the_script_reports_a_line(alone, capsys):
