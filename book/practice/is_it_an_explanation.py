@@ -84,7 +84,7 @@ def _(values):
     programming.
     """)
 def push(weights, direction):
-    """Return the weights at the end of the way: an array of shape (S,)."""
+    """Return the weights at the end of the way, shape (S,)."""
     ### BEGIN SOLUTION
     falls = direction < 0
     t = (weights[falls] / -direction[falls]).min()
@@ -242,7 +242,7 @@ def _(maps):
     of the weight, can be masked without any effect.
     """)
 def removals(weights, values, readout):
-    """Return the two falls, for masked keys and for zeroed values: arrays of shape (S,) each."""
+    """Return the falls for masked keys and for zeroed values."""
     ### BEGIN SOLUTION
     parts = values @ readout  # w · v_j
     total = weights @ parts
