@@ -7,7 +7,6 @@ import functools
 
 import torch
 from torch.nn import functional
-from torch.nn.attention.bias import causal_lower_right
 
 from attn.torch.attention import scaled_dot_product_attention
 from attn.torch.masks import block_mask, entry, flex_attention
@@ -44,6 +43,9 @@ def causal(call):
     seen = size.L + offset  # keys behind it are seen by nobody and may hold NaN
     key, value = call.key[..., :seen, :], call.value[..., :seen, :]
     if offset:
+        # Imported when used: it brings torch's compiler, most of a second in each process.
+        from torch.nn.attention.bias import causal_lower_right
+
         keep = causal_lower_right(size.L, seen)
         return sdpa(call.query, key, value, keep, scale=call.scale)
     return sdpa(call.query, key, value, scale=call.scale, causal=True)
