@@ -381,7 +381,7 @@ practice.quiz(
     Question("A model has a row of weights for each word. In our captions the row of *and*", [
         choice("Means as much as the row of a blank",
                reason="No loss and no answer depends on it."),
-        choice("Is spread evenly, since *and* names nothing",
+        choice("Is spread evenly, since “and” names nothing",
                reason="Nothing made it even; far more than a sixteenth lay on one cell."),
         choice("May be definite and still mean nothing", right=True,
                reason="A softmax has to put its weight somewhere, and nobody reads this row."),
