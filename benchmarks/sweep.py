@@ -107,6 +107,7 @@ def draw(swept, path):
             ax.remove()
             continue
         plotting.power_law(n, drawable, xlabel="tokens n", ylabel=label, fit_from=n[1], ax=ax)
+        ax.set_ylim(top=30 * ax.get_ylim()[1])  # room for the legend
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
     plt.close(figure)
