@@ -4,12 +4,12 @@
 
 There are no heads here: queries are decoder states (B, L, Dq) and keys annotations (B, S, Dk), of
 sizes that need not be equal; rank 3 is a batch. What follows the scores, mask and softmax, is that
-of attn.attention. Imports attn.checks, attn.additive_checks, attn.operands and attn.attention.
+of attn.attention.
 """
 
 import numpy as np
 
-from attn import additive_checks, checks
+from attn import arguments
 from attn.attention import normalise
 from attn.operands import empty_unseen, kept_pairs, working_dtype
 
@@ -55,10 +55,10 @@ def additive_weights(query, key, w_query, w_key, v, mask=None, *, q_offset=None)
     array([[0.129, 0.277, 0.593],
            [0.173, 0.372, 0.455]])
     """
-    checks.arrays(np.ndarray, query=query, key=key, w_query=w_query, w_key=w_key, v=v)
-    size = additive_checks.sizes(query.shape, key.shape)
-    additive_checks.weights(query.shape, key.shape, w_query.shape, w_key.shape, v.shape)
-    mask = additive_checks.mask(mask, size, query.ndim, q_offset, np.ndarray, read_values=True)
+    arguments.arrays(np.ndarray, query=query, key=key, w_query=w_query, w_key=w_key, v=v)
+    size = arguments.additive.sizes(query.shape, key.shape)
+    arguments.additive.weights(query.shape, key.shape, w_query.shape, w_key.shape, v.shape)
+    mask = arguments.additive.mask(mask, size, query.ndim, q_offset, np.ndarray, read_values=True)
     wide = working_dtype(query.dtype)
     keep = kept_pairs(mask, None, q_offset, size)
     asking, asked = slots(query, keep, -1, size), slots(key, keep, -2, size)
@@ -110,9 +110,11 @@ def luong_scores(query, key, weight=None, v=None):
     array([[0., 1.]])
     """
     weights = {name: x for name, x in (("weight", weight), ("v", v)) if x is not None}
-    checks.arrays(np.ndarray, query=query, key=key, **weights)
-    additive_checks.sizes(query.shape, key.shape)
-    additive_checks.luong(query.shape, key.shape, **{name: x.shape for name, x in weights.items()})
+    arguments.arrays(np.ndarray, query=query, key=key, **weights)
+    arguments.additive.sizes(query.shape, key.shape)
+    arguments.additive.luong(
+        query.shape, key.shape, **{name: x.shape for name, x in weights.items()}
+    )
     wide = working_dtype(query.dtype)
     dtype, Dq = query.dtype, query.shape[-1]
     query, key = query.astype(wide, copy=False), key.astype(wide, copy=False)

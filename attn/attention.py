@@ -4,12 +4,12 @@
 
 The steps stand in the order in which they act: scale · dot product, softcap, + bias, removal by
 selection, softmax (with the sink in the denominator), times value. "Scores" are before the softmax,
-"weights" after it. Imports attn.checks and attn.operands; the torch twin shares no arithmetic.
+"weights" after it.
 """
 
 import numpy as np
 
-from attn import checks
+from attn import arguments
 from attn.operands import prepare, working_dtype
 
 
@@ -41,7 +41,7 @@ def softmax(scores):
     >>> softmax(np.array([0.0, np.log(3.0), -np.inf]))
     array([0.25, 0.75, 0.  ])
     """
-    checks.arrays(np.ndarray, scores=scores)
+    arguments.arrays(np.ndarray, scores=scores)
     weights = normalise(scores.astype(working_dtype(scores.dtype), copy=False))
     return weights.astype(scores.dtype, copy=False)
 
@@ -92,7 +92,7 @@ def attention_weights(
            [0.198, 0.401, 0.401]])
     """
     options = dict(bias=bias, scale=scale, softcap=softcap, sink=sink, q_offset=q_offset)
-    call = prepare(query, key, checks.NO_VALUE, mask, **options)
+    call = prepare(query, key, arguments.NO_VALUE, mask, **options)
     weights = normalise(masked_scores(call), call.sink)
     return weights.astype(query.dtype, copy=False).reshape(*query.shape[:-1], call.size.S)
 

@@ -7,14 +7,14 @@
 
 The Jacobian of the softmax, S × S numbers for each query, is never formed: it acts on a row dP as
 above, because rowsum(P ∘ dP) = rowsum(dO ∘ O) (Dao et al. 2022, appendix B.2). Lines pair with
-those of attn.attention. Imports attn.checks, attn.part_checks, attn.operands, attn.attention.
+those of attn.attention.
 """
 
 from typing import NamedTuple
 
 import numpy as np
 
-from attn import checks, part_checks
+from attn import arguments
 from attn.attention import fold_groups, masked_scores, normalise, weighted_average
 from attn.operands import prepare, working_dtype
 
@@ -57,8 +57,8 @@ def softmax_backward(grad_weights, weights):
     >>> softmax_backward(np.array([1.0, 0.0]), np.array([0.25, 0.75]))
     array([ 0.1875, -0.1875])
     """
-    checks.arrays(np.ndarray, grad_weights=grad_weights, weights=weights)
-    part_checks.gradient("grad_weights", grad_weights, "weights", weights.shape, "(…, S)")
+    arguments.arrays(np.ndarray, grad_weights=grad_weights, weights=weights)
+    arguments.results.gradient("grad_weights", grad_weights, "weights", weights.shape, "(…, S)")
     wide = working_dtype(weights.dtype)
     grad, P = grad_weights.astype(wide, copy=False), weights.astype(wide, copy=False)
     grad_scores = P * (grad - (P * grad).sum(axis=-1, keepdims=True))
@@ -106,9 +106,9 @@ def attention_backward(
         q_offset=q_offset,
     )  # fmt: skip
     size = call.size
-    checks.arrays(np.ndarray, grad_output=grad_output, query=query)
+    arguments.arrays(np.ndarray, grad_output=grad_output, query=query)
     output_shape = (*query.shape[:-1], size.Dv)
-    part_checks.gradient("grad_output", grad_output, "output", output_shape, "(B, H, L, Dv)")
+    arguments.results.gradient("grad_output", grad_output, "output", output_shape, "(B, H, L, Dv)")
     grad_output = grad_output.reshape(size.B, size.H, size.L, size.Dv).astype(call.query.dtype)
 
     weights, sink_weight = weights_and_sink(call)

@@ -8,8 +8,7 @@ what the slots hold.
 Slots are allocated once, at the first append: memory is known before a long run, not in its middle,
 and writing costs O(new). What is handed out is a fresh array, never a view of the slots: a caller
 who writes into it must not change the past, and autograd refuses to go back through a view that a
-later append has written to. Copying it costs what attention pays anyway to read it. Imports
-attn.checks.
+later append has written to. Copying it costs what attention pays anyway to read it.
 """
 
 import sys
@@ -18,7 +17,8 @@ from copy import deepcopy
 
 import numpy as np
 
-from attn import checks
+from attn import arguments
+from attn.arrays import dtype_name
 
 
 class KVCache:
@@ -59,7 +59,7 @@ class KVCache:
     """
 
     def __init__(self, capacity, *, ring=False):
-        checks.integer("capacity", capacity, low=1)
+        arguments.integer("capacity", capacity, low=1)
         self.capacity, self.ring = capacity, ring
         self.clear()
 
@@ -117,7 +117,7 @@ class KVCache:
 
         Raises ValueError where that state is gone: n above length, or tokens that a ring dropped.
         """
-        checks.integer("trim: n", n)
+        arguments.integer("trim: n", n)
         if not 0 <= n <= self.length:
             raise ValueError(
                 f"trim: expected n from 0 to length = {self.length}, got {n} (capacity = "
@@ -139,7 +139,7 @@ class KVCache:
         index = index.tolist() if hasattr(index, "tolist") else index
         rows = [index] if isinstance(index, int) else list(index)
         for row in rows:
-            checks.integer("reorder: index", row)
+            arguments.integer("reorder: index", row)
         if self._key is None or self._key.ndim != 4:
             held = "nothing" if self._key is None else tuple(self.key.shape)
             raise ValueError(f"reorder: expected keys held, of shape (B, Hkv, S, D), got {held}")
@@ -164,9 +164,9 @@ class KVCache:
         given = key if self._key is None else self._key
         torch = sys.modules.get("torch")
         is_tensor = torch is not None and isinstance(given, torch.Tensor)
-        checks.arrays(torch.Tensor if is_tensor else np.ndarray, key=key, value=value)
+        arguments.arrays(torch.Tensor if is_tensor else np.ndarray, key=key, value=value)
         for name, array in (("key", key), ("value", value)):
-            checks.rank(name, array.shape, 2, "(B, Hkv, L, D), (Hkv, L, D) or (L, D)")
+            arguments.rank(name, array.shape, 2, "(B, Hkv, L, D), (Hkv, L, D) or (L, D)")
         if key.shape[:-1] != value.shape[:-1]:
             raise ValueError(
                 "value: expected the batch, the heads and the length of key, got key "
@@ -223,7 +223,7 @@ def _lasting(array):
 def _like_held(name, array, slots):
     """What is appended has the dtype, the device and, but for the length, the shape of the rest."""
     if array.dtype != slots.dtype:
-        held, came = checks.dtype_name(slots), checks.dtype_name(array)
+        held, came = dtype_name(slots), dtype_name(array)
         raise TypeError(f"{name}: expected the cache's dtype, {held}, got {came}")
     if array.device != slots.device:
         raise ValueError(f"{name}: expected the cache's device, {slots.device}, got {array.device}")

@@ -3,14 +3,13 @@
     head_i = Attention(X W_i^Q, X W_i^K, X W_i^V),  MHA(X) = Concat(head_1 … head_H) W^O
                                                      (Vaswani et al. 2017, section 3.2.2)
 
-Head h owns the columns h·D to (h+1)·D of each projection. With fewer key heads than query heads,
-G = H // Hkv neighbouring query heads share one (Ainslie et al. 2023). Imports attn.checks,
-attn.head_checks and attn.attention; a cache is used through its methods.
+Head h owns the columns h·D to (h+1)·D of each projection. With fewer key heads than query heads, G
+= H // Hkv neighbouring query heads share one (Ainslie et al. 2023).
 """
 
 import numpy as np
 
-from attn import checks, head_checks
+from attn import arguments
 from attn.attention import scaled_dot_product_attention
 
 
@@ -44,7 +43,7 @@ def split_heads(x, num_heads):
            [[2, 3],
             [6, 7]]])
     """
-    head_checks.heads("num_heads", num_heads, x.shape)
+    arguments.heads.splits("num_heads", num_heads, x.shape)
     *batch, L, width = x.shape
     return x.reshape(*batch, L, num_heads, width // num_heads).swapaxes(-3, -2)
 
@@ -73,7 +72,7 @@ def merge_heads(x):
     array([[0, 1, 2, 3],
            [4, 5, 6, 7]])
     """
-    checks.rank("x", x.shape, 3, "(…, H, L, D)")
+    arguments.rank("x", x.shape, 3, "(…, H, L, D)")
     *batch, H, L, D = x.shape
     # Without the swap the reshape would still run, and mix positions with heads.
     return x.swapaxes(-3, -2).reshape(*batch, L, H * D)
@@ -106,8 +105,8 @@ def repeat_kv(x, groups):
     >>> repeat_kv(np.array([[[1.0]], [[2.0]]]), 2).ravel()
     array([1., 1., 2., 2.])
     """
-    checks.rank("x", x.shape, 3, "(…, Hkv, S, D)")
-    checks.integer("groups", groups, low=1)
+    arguments.rank("x", x.shape, 3, "(…, Hkv, S, D)")
+    arguments.integer("groups", groups, low=1)
     return np.repeat(x, groups, axis=-3)
 
 
@@ -158,13 +157,15 @@ def multi_head_attention(
     num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
     source = x if context is None else context
     weights = dict(w_query=w_query, w_key=w_key, w_value=w_value, w_output=w_output)
-    checks.arrays(np.ndarray, x=x, context=source, **weights)
-    head_checks.projections(x.shape, source.shape, num_heads, num_kv_heads, **weights)
+    arguments.arrays(np.ndarray, x=x, context=source, **weights)
+    arguments.heads.projections(x.shape, source.shape, num_heads, num_kv_heads, **weights)
     query = split_heads(x @ w_query, num_heads)  # (B, H, L, D)
     key = split_heads(source @ w_key, num_kv_heads)  # (B, Hkv, S, D)
     value = split_heads(source @ w_value, num_kv_heads)  # (B, Hkv, S, Dv)
     if cache is not None:
-        head_checks.cached_call(cache, query, key, value, mask, bias, context, q_offset, np.ndarray)
+        arguments.heads.cached_call(
+            cache, query, key, value, mask, bias, context, q_offset, np.ndarray
+        )
         key, value = cache.append(key, value)
         q_offset = key.shape[-2] - query.shape[-2]
     output = scaled_dot_product_attention(query, key, value, mask, bias=bias, q_offset=q_offset)

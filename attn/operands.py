@@ -2,7 +2,7 @@
 
 Whatever the rank and the precision of what came in, `prepare` hands on four axes (B, H, L, D), the
 working dtype, one boolean array of pairs that take part, and keys and values whose unseen slots are
-emptied. Imports attn.checks, attn.layout and attn.masks.
+emptied.
 """
 
 import math
@@ -10,15 +10,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from attn import checks
-from attn.layout import allowed_pairs
+from attn import arguments
 from attn.masks import Mask
+from attn.masks.layout import allowed_pairs
 
 
 class Call(NamedTuple):
     """The operands of one call after the checks: 4-D, working dtype, unseen slots emptied."""
 
-    size: checks.Sizes
+    size: arguments.Sizes
     query: np.ndarray  # (B, H, L, D)
     key: np.ndarray  # (B, Hkv, S, D)
     value: np.ndarray | None  # (B, Hkv, S, Dv)
@@ -32,10 +32,10 @@ class Call(NamedTuple):
 def check_call(query, key, value, mask, **options):
     """Refuse a bad call in the words that the whole family shares; hand on its sizes."""
     operands = {"query": query, "key": key, "value": value}
-    given = {name: x for name, x in operands.items() if x is not checks.NO_VALUE}
-    checks.arrays(np.ndarray, **given)
-    size = checks.sizes(**{f"{name}_shape": x.shape for name, x in given.items()})
-    checks.options(size, mask, **options, read_values=True, kind=np.ndarray)
+    given = {name: x for name, x in operands.items() if x is not arguments.NO_VALUE}
+    arguments.arrays(np.ndarray, **given)
+    size = arguments.sizes(**{f"{name}_shape": x.shape for name, x in given.items()})
+    arguments.options(size, mask, **options, read_values=True, kind=np.ndarray)
     return size
 
 
@@ -56,7 +56,7 @@ def prepare(query, key, value, mask, *, bias, scale, softcap, sink, q_offset):
         size,
         slots(query, size.H, seeing),
         slots(key, size.Hkv, seen),
-        None if value is checks.NO_VALUE else slots(value, size.Hkv, seen),
+        None if value is arguments.NO_VALUE else slots(value, size.Hkv, seen),
         keep,
         bias,
         default_scale(size.D) if scale is None else float(scale),

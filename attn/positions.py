@@ -3,12 +3,12 @@
 Three ways in the order of their invention: add waves to the inputs (sinusoidal_positions), turn
 queries and keys so that their dot products know the distance (rotary), or subtract the distance
 from the scores (alibi_bias, an additive `bias`). Angles are formed in float64: neighbouring float32
-numbers near 10 000 are 0.001 radians apart. Imports attn.checks and attn.position_checks.
+numbers near 10 000 are 0.001 radians apart.
 """
 
 import numpy as np
 
-from attn import checks, position_checks
+from attn import arguments
 
 
 def sinusoidal_positions(length, size):
@@ -42,7 +42,7 @@ def sinusoidal_positions(length, size):
            [ 0.841,  0.54 ,  0.01 ,  1.   ],
            [ 0.909, -0.416,  0.02 ,  1.   ]])
     """
-    position_checks.table(length, size)
+    arguments.positions.table(length, size)
     angles = np.arange(length)[:, None] * frequencies(size, 10000.0)  # (L, E/2)
     table = np.empty((length, size))
     table[:, 0::2], table[:, 1::2] = np.sin(angles), np.cos(angles)
@@ -94,9 +94,9 @@ def rotary(x, positions, *, layout, base=10000.0, size=None):
     >>> rotary(x, [1], layout="half").round(3)
     array([[-1.984, 1.96 , 2.462, 4.02 ]])
     """
-    checks.arrays(np.ndarray, x=x)
+    arguments.arrays(np.ndarray, x=x)
     positions = np.asarray(positions)
-    size = position_checks.rotary(x.shape, positions, layout, base, size)
+    size = arguments.positions.rotary(x.shape, positions, layout, base, size)
     angles = positions[..., None] * frequencies(size, base)  # (…, L, size/2)
     cos, sin = np.cos(angles), np.sin(angles)
     if layout == "interleaved":
@@ -137,7 +137,7 @@ def alibi_slopes(num_heads):
     >>> alibi_slopes(6)
     array([0.25      , 0.0625    , 0.015625  , 0.00390625, 0.5       , 0.125     ])
     """
-    checks.integer("num_heads", num_heads, low=1)
+    arguments.integer("num_heads", num_heads, low=1)
     below = 2 ** (int(num_heads).bit_length() - 1)
     if below == num_heads:
         return 2.0 ** (-8 / num_heads * np.arange(1, num_heads + 1))
@@ -176,7 +176,7 @@ def alibi_bias(num_heads, q_len, k_len, *, q_offset=0):
     array([[-1. , -0.5,  0. , -0.5],
            [-1.5, -1. , -0.5,  0. ]])
     """
-    position_checks.alibi(num_heads, q_len, k_len, q_offset)
+    arguments.positions.alibi(num_heads, q_len, k_len, q_offset)
     query_at = np.reshape(q_offset, (-1, 1, 1, 1)) + np.arange(q_len)[:, None]  # (1|B, 1, L, 1)
     distance = np.abs(query_at - np.arange(k_len))  # (1|B, 1, L, S)
     return alibi_slopes(num_heads)[:, None, None] * -distance

@@ -11,7 +11,8 @@ import torch
 import torch.distributed as dist
 from torch.utils.flop_counter import FlopCounterMode
 
-from attn.torch import Causal, RingTally, ring_attention, ring_links, ring_positions
+from attn.torch import Causal, RingTally, ring_attention, ring_positions
+from attn.torch.ring import links
 
 REAL = dist.batch_isend_irecv
 
@@ -23,7 +24,7 @@ def count_bytes(monitor):
         monitor["wire"] += sum(o.tensor.nbytes for o in operations if o.op is dist.isend)
         return REAL(operations)
 
-    ring_links.dist.batch_isend_irecv = counting
+    links.dist.batch_isend_irecv = counting
 
 
 def part(x, rank, processes, layout, dtype, grad=True):
@@ -126,4 +127,4 @@ def fail_at(exchange, how):
             time.sleep(5)
         return REAL(operations)
 
-    ring_links.dist.batch_isend_irecv = failing
+    links.dist.batch_isend_irecv = failing

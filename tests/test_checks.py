@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from reference import normal
 
-from attn import Causal, Dilated, KeyPadding, PrefixLM, SameDocument, SlidingWindow, checks
+from attn import Causal, Dilated, KeyPadding, PrefixLM, SameDocument, SlidingWindow, arguments
 
 FAMILY = (
     "attention_weights", "scaled_dot_product_attention", "blockwise_attention",
@@ -269,25 +269,25 @@ def test_the_call_is_checked_before_anything_is_computed(backend):
     ],
 )
 def test_sizes_unpack_shapes_into_the_letters(shapes, expected):
-    assert tuple(checks.sizes(*shapes)) == expected
+    assert tuple(arguments.sizes(*shapes)) == expected
 
 
 def test_sizes_do_not_broadcast_a_batch():
     with pytest.raises(ValueError, match="batch axes of query"):
-        checks.sizes((3, 6, 5, 2), (1, 6, 7, 2))
+        arguments.sizes((3, 6, 5, 2), (1, 6, 7, 2))
 
 
 @pytest.mark.parametrize("value", [True, 2.0, "2", None, np.float64(2), np.array(2)], ids=str)
 def test_integer_takes_whole_numbers_only(value):
     with pytest.raises(TypeError, match="n: expected an int"):
-        checks.integer("n", value)
+        arguments.integer("n", value)
 
 
 def test_integer_takes_python_and_numpy_integers():
     for value in (2, np.int8(2), np.uint64(2)):
-        checks.integer("n", value, low=2)
+        arguments.integer("n", value, low=2)
         with pytest.raises(ValueError, match="n: expected an int of at least 3, got 2"):
-            checks.integer("n", value, low=3)
+            arguments.integer("n", value, low=3)
 
 
 @pytest.mark.parametrize("dtype", ["longdouble", ">f8"])

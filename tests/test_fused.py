@@ -20,15 +20,12 @@ from attn import Causal, Dilated, KeyPadding, Mask, PrefixLM, SameDocument, Slid
 from attn.torch import (
     block_mask,
     dense_mask,
-    fused,
     fused_attention,
     fused_path,
-    kernels,
     masks,
-    pairs,
     scaled_dot_product_attention,
-    strips,
 )
+from attn.torch.fused import kernels, paths, strips, unseen
 
 BARE = ("bias", "scale", "softcap", "sink", "q_offset")
 B, H, HKV, L, S, D, DV = 2, 6, 3, 13, 17, 5, 7
@@ -86,7 +83,7 @@ def small_tiles(monkeypatch):
     """Tiles of 4 queries by 3 keys: small inputs then have many strips, with ragged ends."""
     for name, value in {"ROWS": 4, "KEYS": 3, "TALLEST": 8, "CALL": 0}.items():
         monkeypatch.setattr(strips, name, value)
-    monkeypatch.setattr(pairs, "TILE", 4)
+    monkeypatch.setattr(unseen, "TILE", 4)
 
 
 @pytest.fixture
@@ -326,7 +323,7 @@ class TestPath:
 
         x = torch.zeros(1, 1, 24, 2)
         mask = SameDocument(np.repeat([0, 1, 2], (12, 8, 4)))
-        call = fused._plan(x, x, x, mask, **dict.fromkeys(BARE))[1]
+        call = paths._plan(x, x, x, mask, **dict.fromkeys(BARE))[1]
         strips.attend_strips(call, count)
         assert handed == [(12, 12, True), (8, 8, True), (4, 4, True)]
 
@@ -338,12 +335,12 @@ class TestPath:
         monkeypatch.setattr(strips, "CALL", call)
         monkeypatch.setattr(strips, "TALLEST", 12)
         x = torch.zeros(1, 1, 24, 2)
-        plan = fused._plan(x, x, x, SlidingWindow(2), **dict.fromkeys(BARE))[1]
+        plan = paths._plan(x, x, x, SlidingWindow(2), **dict.fromkeys(BARE))[1]
         assert max(strip.stop - strip.first for strip in strips.plan_strips(plan)[0]) == rows
 
     def test_full_neighbours_share_one_call(self, small_tiles, monkeypatch):
         x = torch.zeros(1, 1, 24, 2)
-        call = fused._plan(x, x, x, KeyPadding(9), **dict.fromkeys(BARE))[1]
+        call = paths._plan(x, x, x, KeyPadding(9), **dict.fromkeys(BARE))[1]
         assert strips.plan_strips(call) == [[strips.Strip(0, 24, ((0, 9),), True)]]
         call = call._replace(mask=SameDocument(np.repeat([0, 1], 12)))
         expected = [strips.Strip(i, i + 12, ((i, i + 12),), True) for i in (0, 12)]
@@ -450,9 +447,9 @@ class TestBlockMask:
         query, key, value = (x.detach().float() for x in operands())
         mask = KeyPadding(S - 3) if bias is None else None
         options = dict.fromkeys(BARE) | {"bias": bias}
-        clean = kernels.flex(fused._operands(query, key, value, mask, **options))
+        clean = kernels.flex(paths._operands(query, key, value, mask, **options))
         key[..., -1, :] = value[..., -1, :] = torch.nan  # on a GPU nobody looks for it beforehand
-        got = kernels.flex(fused._operands(query, key, value, mask, **options))
+        got = kernels.flex(paths._operands(query, key, value, mask, **options))
         assert torch.equal(got, clean)
 
     @pytest.mark.parametrize("option", ["bare", "sink", "bias", "key bias", "all"])
@@ -475,7 +472,7 @@ class TestBlockMask:
         monkeypatch.setattr(masks, "_flex_kernel", lambda: kernel)
         x = torch.randn(1, 1, 20, 16)
         for reach in range(10):
-            call = fused._plan(x, x, x, SlidingWindow(reach), **dict.fromkeys(BARE))[1]
+            call = paths._plan(x, x, x, SlidingWindow(reach), **dict.fromkeys(BARE))[1]
             kernels.flex(call)
         assert len(graphs) == 10
 
@@ -483,7 +480,7 @@ class TestBlockMask:
     def test_a_compiled_kernel_visits_the_listed_tiles(self):
         query, key, value = (torch.randn(2, 2, 150, 16) for _ in range(3))
         mask = Causal() & SameDocument(np.sort(RNG.integers(0, 3, (2, 150)), axis=-1))
-        call = fused._plan(query, key, value, mask, **dict.fromkeys(BARE))[1]
+        call = paths._plan(query, key, value, mask, **dict.fromkeys(BARE))[1]
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")  # the compiler's own
             got = kernels.flex(call)

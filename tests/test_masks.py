@@ -247,7 +247,7 @@ def test_counts_are_python_ints_whatever_came():
 @pytest.mark.parametrize("row", TABLE, ids=str)
 def test_rules_holding_tensors_serve_both_libraries(row):
     torch = pytest.importorskip("torch")
-    from attn.algebra import convert_arrays
+    from attn.masks.rule import convert_arrays
 
     rule = convert_arrays(row.mask, torch.as_tensor)
     assert np.array_equal(laid(rule, row), row.allowed)

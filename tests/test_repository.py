@@ -1,10 +1,11 @@
-"""The repository's own rules: what may import what, how long a file is, what a docstring says."""
+"""The repository's own rules: what may import what, what a docstring says."""
 
 import ast
 import inspect
 import re
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
@@ -12,41 +13,44 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-MAX_LINES = 250
 
-# Who may import whom inside attn; `checks` serves every file.
+# Who may import whom inside attn, room by room: a file is its own room, a folder is one.
+GROUND = {"arguments", "arrays"}
 ARROWS = {
-    "attention": {"masks", "operands"},
-    "blockwise": {"masks", "operands"},
-    "audit": {"masks", "conventions"},
-    "heads": {"attention", "cache"},
-    "backward": {"attention", "operands"},
-    "additive": {"attention", "operands"},
-    "check": {"attention"},
-    "conventions": {"masks"},
-    "operands": {"masks"},  # what these share before the first product
-    "masks": set(),
-    "positions": set(),
-    "cache": set(),
-    "checks": set(),
-    "plotting": set(),
+    "arrays": set(),
+    "arguments": {"arrays"},
+    "masks": GROUND,
+    "operands": GROUND | {"masks"},  # what the next four share before the first product
+    "attention": GROUND | {"operands"},
+    "backward": GROUND | {"attention", "operands"},
+    "blockwise": GROUND | {"masks", "operands"},
+    "additive": GROUND | {"attention", "operands"},
+    "heads": GROUND | {"attention", "cache"},
+    "cache": GROUND,
+    "positions": GROUND,
+    "conventions": GROUND | {"masks"},
+    "check": GROUND | {"attention", "masks"},
+    "audit": GROUND | {"conventions", "masks"},
+    "palette": set(),
+    "plotting": {"palette"},
+    "diagrams": {"palette", "plotting"},
 }
-# A file that outgrew its length has parts; a part shares the arrows of the file it belongs to.
-PARTS = {
-    part: whole
-    for whole, parts in {
-        "masks": "algebra layout spans",
-        "checks": "additive_checks head_checks part_checks position_checks",
-        "blockwise": "tiles workers",
-        "plotting": "cells diagrams palette",
-    }.items()
-    for part in parts.split()
-}
+# Inside attn.torch, room by room again. Outside, its files may use what is written for both
+# libraries: never attn.attention or another twin's sums, or their agreement would prove nothing.
+SHARED_WITH_TORCH = GROUND | {"masks", "cache"}
 TORCH_ARROWS = {
-    "masks",
-    "cache",
-    "checks",
-}  # and their parts; never attn.attention or another twin's sums
+    "masks": set(),
+    "tiles": {"masks"},
+    "operands": {"masks"},
+    "attention": {"operands"},
+    "blockwise": {"attention", "operands", "tiles"},
+    "heads": {"attention", "masks", "operands"},
+    "positions": {"masks", "operands"},
+    "additive": {"attention", "masks", "operands"},
+    "fused": {"attention", "masks", "operands"},
+    "ring": {"attention", "blockwise", "masks", "operands", "tiles"},
+    "check": set(),
+}
 
 FILES = sorted((ROOT / "attn").rglob("*.py"))
 NAMES = {path: ".".join(path.relative_to(ROOT).with_suffix("").parts) for path in FILES}
@@ -60,7 +64,7 @@ def modules_imported(tree, whole):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{whole}: relative import"
-            if node.module in ("attn", "attn.torch"):  # from attn import checks
+            if node.module in ("attn", "attn.torch"):  # from attn import arguments
                 found |= {f"{node.module}.{alias.name}" for alias in node.names}
             else:
                 found.add(node.module)
@@ -71,46 +75,56 @@ def imports(path):
     return modules_imported(ast.parse(path.read_text(encoding="utf-8")), path.name)
 
 
-def owner(name):
-    """Return the file of the design that a module belongs to: itself, its package, or its whole."""
-    first = name.split(".")[0]
-    return PARTS.get(first, first)
+def rooms(path):
+    """Return the room of a file of attn and the rooms that it imports; attn.torch is torch.x."""
+
+    def room(module):
+        parts = module.removeprefix("attn.").split(".")
+        return ".".join(parts[:2] if parts[0] == "torch" else parts[:1])
+
+    inside = {module for module in imports(path) if module.startswith("attn.")}
+    return room(NAMES[path]), {room(module) for module in inside} - {room(NAMES[path])}
 
 
 def forbidden(path):
-    """Return the imports of a file of attn that no arrow allows."""
-    name = NAMES[path].removeprefix("attn.")
-    inside = {module.removeprefix("attn.") for module in imports(path) if module.startswith("attn")}
-    if name.startswith("torch."):
-        own = {module for module in inside if module.startswith("torch.")}
-        parts = {module for module in inside - own if owner(module) in TORCH_ARROWS}
-        return inside - own - parts
-    allowed = ARROWS[owner(name)] | {owner(name), "checks"}
-    return {module for module in inside if owner(module) not in allowed}
+    """Return the rooms that a file of attn imports and that no arrow allows."""
+    own, imported = rooms(path)
+    if own.startswith("torch."):
+        arrows = {f"torch.{room}" for room in TORCH_ARROWS[own.removeprefix("torch.")]}
+        return imported - arrows - SHARED_WITH_TORCH
+    return imported - ARROWS[own]
 
 
-@pytest.mark.parametrize("path", [p for p in FILES if p.stem != "__init__"], ids=NAMES.get)
-def test_imports_follow_the_arrows(path):
-    assert forbidden(path) == set()
+INSIDE = [path for path in FILES if path.parent.name != "attn" or path.stem != "__init__"]
+INSIDE = [path for path in INSIDE if path != ROOT / "attn" / "torch" / "__init__.py"]
 
 
-@pytest.mark.parametrize("path", FILES, ids=NAMES.get)
-def test_attn_knows_no_book_and_few_libraries(path):
-    first = {module.split(".")[0] for module in imports(path)} - set(sys.stdlib_module_names)
-    allowed = {"attn", "numpy"}
-    if "torch" in path.parts:
-        allowed |= {"torch"}
-    if owner(path.stem) == "plotting":
-        allowed |= {"matplotlib"}
-    if owner(path.stem) == "blockwise":
-        allowed |= {"threadpoolctl"}
-    assert first <= allowed
+def test_imports_follow_the_arrows():
+    wrong = {NAMES[path]: found for path in INSIDE if (found := forbidden(path))}
+    assert wrong == {}
 
 
-@pytest.mark.parametrize("path", FILES, ids=NAMES.get)
-def test_files_stay_short(path):
-    lines = path.read_text(encoding="utf-8").count("\n")
-    assert lines <= MAX_LINES
+def test_no_arrow_leads_back():
+    for arrows in (ARROWS, TORCH_ARROWS):
+        TopologicalSorter(arrows).prepare()  # CycleError names the circle
+
+
+def test_a_room_hands_on_and_defines_nothing():
+    """Its reader finds each name in the file that is called after it."""
+    kinds = (ast.Import, ast.ImportFrom, ast.Assign, ast.Expr)
+    for path in INSIDE:
+        if path.stem == "__init__":
+            defined = [x for x in ast.parse(path.read_text()).body if not isinstance(x, kinds)]
+            assert [ast.unparse(x) for x in defined] == [], NAMES[path]
+
+
+def test_attn_knows_no_book_and_few_libraries():
+    extra = {"torch": {"torch"}, "plotting": {"matplotlib"}, "diagrams": {"matplotlib"}}
+    extra |= {"blockwise": {"threadpoolctl"}}
+    for path in FILES:
+        first = {module.split(".")[0] for module in imports(path)} - set(sys.stdlib_module_names)
+        own = path.relative_to(ROOT / "attn").with_suffix("").parts[0]
+        assert first <= {"attn", "numpy"} | extra.get(own, set()), NAMES[path]
 
 
 def test_import_attn_is_light():
@@ -167,7 +181,7 @@ def missing_parts(thing):
             missing.append("Attributes")
     else:
         wanted["Returns"] = True
-    wanted["Raises"] = bool(re.search(r"\braise \w|\bchecks\.", source))
+    wanted["Raises"] = bool(re.search(r"\braise \w|\barguments\.", source))
     for part, needed in wanted.items():
         if needed and not re.search(rf"^{part}\n-+$", text, re.MULTILINE):
             missing.append(part)

@@ -19,7 +19,7 @@ from attn import (
     block_map,
     dense_mask,
 )
-from attn.spans import Span, Truth, as_truth
+from attn.masks.spans import Span, Truth, as_truth
 
 
 def counted(allowed, edges):

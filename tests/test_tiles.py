@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 from mask_table import TABLE
 
-from attn import Causal, SlidingWindow, checks, tiles
+from attn import Causal, SlidingWindow, arguments
+from attn.blockwise import tiles
 
 
 def sizes(L, S, B=1, H=1):
-    return checks.Sizes((B,), B, H, H, L, S, 0, 0)
+    return arguments.Sizes((B,), B, H, H, L, S, 0, 0)
 
 
 def stretches(kinds, edge, longest, S):

@@ -29,10 +29,10 @@ from attn.torch import (  # noqa: E402
     blockwise_attention,
     dense_mask,
     ring_attention,
-    ring_links,
     ring_positions,
     scaled_dot_product_attention,
 )
+from attn.torch.ring import links  # noqa: E402
 
 B, H, HKV, D, DV = 2, 6, 2, 5, 3
 NAMES = ("query", "key", "value")
@@ -331,8 +331,8 @@ def test_work_in_one_piece_names_both_neighbours(alone):
         def wait(self, timeout):
             raise RuntimeError("NCCL says")
 
-    links = ring_links.Links(dist.group.WORLD, 0, 1, 2, 1, 9.0, None)
-    transit = ring_links.Transit(links, "in forward step 1 of 2", [Broken()], [X, X], [X, X])
+    neighbours = links.Links(dist.group.WORLD, 0, 1, 2, 1, 9.0, None)
+    transit = links.Transit(neighbours, "in forward step 1 of 2", [Broken()], [X, X], [X, X])
     with pytest.raises(ConnectionError, match=r"lost rank 1 or rank 2, a neighbour .* step 1 of 2"):
         transit.wait()
 

@@ -9,7 +9,7 @@ from reference import normal
 from threadpoolctl import threadpool_info, threadpool_limits
 
 import attn
-from attn import workers
+from attn.blockwise import workers
 
 
 def blas_threads():

@@ -1,17 +1,17 @@
 """What leaks in a model: which inputs change which outputs, bit for bit, against the mask meant.
 
-Works on anything that can be called with a sequence and returns one. Imports attn.checks,
-attn.audit.cover, attn.layout, attn.audit.report, attn.masks and attn.audit.probe.
+Works on anything that can be called with a sequence and returns one. Imports attn.arguments,
+attn.audit.cover, attn.masks.layout, attn.audit.report, attn.masks and attn.audit.probe.
 """
 
 import numpy as np
 
-from attn import checks
+from attn import arguments
 from attn.audit.cover import covering_sets
 from attn.audit.probe import Probe, change, same_bits
 from attn.audit.report import Leak, LeakReport, kind_of
-from attn.layout import dense_mask
 from attn.masks import Mask
+from attn.masks.layout import dense_mask
 
 RANDOM = (
     "Two equal calls differ (dropout? then call .eval()): the random numbers were repeated in "
@@ -114,7 +114,7 @@ def find_leaks(function, x, mask, *, layers=1, batched=None):
     Outputs that leak: 0–3.
     (16 calls)
     """
-    checks.integer("layers", layers, low=1)
+    arguments.integer("layers", layers, low=1)
     with Probe(function, x, batched) as probe:
         base, random, unrepeatable = probe.settle()
         allowed, meant = _reach(mask, base.shape[1], probe, layers)

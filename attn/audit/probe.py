@@ -9,7 +9,7 @@ import sys
 
 import numpy as np
 
-from attn import checks
+from attn.arrays import dtype_name
 
 
 class Probe:
@@ -28,7 +28,7 @@ class Probe:
         if not hasattr(x, "dtype") or not hasattr(x, "ndim"):
             raise TypeError(f"x: expected an array or a tensor, got {type(x).__name__}")
         self.function, self.x, self.calls = function, x, 0
-        self.whole = not checks.dtype_name(x).startswith(("float", "bfloat", "complex"))
+        self.whole = not dtype_name(x).startswith(("float", "bfloat", "complex"))
         if batched is None:
             batched = x.ndim >= (2 if self.whole else 3)
         if x.ndim < 1 + batched or 0 in x.shape:
@@ -146,7 +146,7 @@ def _to_numpy(x):
     if isinstance(x, np.ndarray):
         return x
     x = x.detach().cpu()
-    return (x.float() if checks.dtype_name(x) == "bfloat16" else x).numpy()
+    return (x.float() if dtype_name(x) == "bfloat16" else x).numpy()
 
 
 def _like(plain, given):

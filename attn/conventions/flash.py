@@ -1,11 +1,11 @@
 """flash-attention's masks, which are no arrays: cumulative lengths and windows.
 
-Part of attn.conventions. Imports attn.checks and attn.conventions.forms.
+Part of attn.conventions.
 """
 
 import numpy as np
 
-from attn import checks
+from attn import arguments
 from attn.conventions import forms
 
 
@@ -133,7 +133,7 @@ def from_flash_window(window_size, q_len, k_len, *, causal=False):
     """
     left, right = window_size
     for reach in (left, right):
-        checks.integer("window_size", reach, low=-1)
+        arguments.integer("window_size", reach, low=-1)
     right = 0 if causal else right
     ahead = np.arange(k_len) - (np.arange(q_len)[:, None] + k_len - q_len)  # (L, S)
     mask = np.ones((q_len, k_len), bool)

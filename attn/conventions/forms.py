@@ -1,12 +1,12 @@
 """The forms that masks come in, for arrays of both libraries: boolean, 0/1 numbers, added floats.
 
-What the named converters of attn.conventions share. Imports attn.checks and never torch: a tensor
-is known by its methods.
+What the named converters of attn.conventions share.
 """
 
 import numpy as np
 
-from attn import checks
+from attn import arguments
+from attn.arrays import dtype_name
 
 # Codes write -1e4, -1e9, the smallest float or -inf for "hidden"; a bias that is a number is never
 # that large.
@@ -15,8 +15,8 @@ HIDDEN_BELOW = -9999.0
 
 def boolean(name, mask):
     """A boolean array, or a TypeError that says how to get one."""
-    if not hasattr(mask, "dtype") or checks.dtype_name(mask) != "bool":
-        came = f"dtype {checks.dtype_name(mask)}" if hasattr(mask, "dtype") else repr(mask)
+    if not hasattr(mask, "dtype") or dtype_name(mask) != "bool":
+        came = f"dtype {dtype_name(mask)}" if hasattr(mask, "dtype") else repr(mask)
         raise TypeError(f"{name}: expected a boolean array, True = may attend, got {came}")
     return mask
 
@@ -24,7 +24,7 @@ def boolean(name, mask):
 def zeros_and_ones(name, mask):
     """True where a boolean or 0/1 array is set; any other number is refused."""
     mask = mask if hasattr(mask, "dtype") else np.asarray(mask)
-    if checks.dtype_name(mask) == "bool":
+    if dtype_name(mask) == "bool":
         return mask
     if not bool(((mask == 0) | (mask == 1)).all()):
         raise ValueError(f"{name}: expected only 0 and 1, got other numbers")
@@ -58,7 +58,7 @@ def from_additive(bias):
     >>> from_additive(np.array([0.0, -np.inf, -1e9]))
     array([ True, False, False])
     """
-    if not hasattr(bias, "dtype") or checks.dtype_name(bias) not in checks.FLOAT_DTYPES:
+    if not hasattr(bias, "dtype") or dtype_name(bias) not in arguments.FLOAT_DTYPES:
         raise TypeError(f"bias: expected a float array that is added to the scores, got {bias!r}")
     seen = bias == 0
     if not bool((seen | (bias <= HIDDEN_BELOW)).all()):
@@ -107,7 +107,7 @@ def to_additive(mask, *, dtype=None, fill=-np.inf):
 
 def float_or(kind, name, mask):
     """A mask that may come as floats to be added, or else as `kind` reads it."""
-    if hasattr(mask, "dtype") and checks.dtype_name(mask) in checks.FLOAT_DTYPES:
+    if hasattr(mask, "dtype") and dtype_name(mask) in arguments.FLOAT_DTYPES:
         return from_additive(mask)
     return kind(name, mask)
 

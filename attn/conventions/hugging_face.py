@@ -1,6 +1,6 @@
 """The attention_mask of Hugging Face models: padding of two axes, or whole masks of four.
 
-Part of attn.conventions. Imports attn.conventions.forms.
+Part of attn.conventions.
 """
 
 from attn.conventions import forms

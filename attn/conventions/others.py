@@ -1,6 +1,6 @@
 """The masks of Keras, JAX and ONNX, where True or 1 means may attend, as here.
 
-Part of attn.conventions. Imports attn.conventions.forms.
+Part of attn.conventions.
 """
 
 from attn.conventions import forms

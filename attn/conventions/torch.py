@@ -1,6 +1,6 @@
 """torch's masks: those of scaled_dot_product_attention, and of nn.MultiheadAttention, the opposite.
 
-Part of attn.conventions. Imports attn.conventions.forms.
+Part of attn.conventions.
 """
 
 from typing import Any, NamedTuple

@@ -1,14 +1,12 @@
 """Additive scores and Luong's on tensors, and the additive attention layer.
 
-The twin of attn.additive, with AdditiveAttention, the nn.Module. Imports attn.checks,
-attn.additive_checks, attn.head_checks, attn.torch.attention, attn.torch.masks and
-attn.torch.operands.
+The twin of attn.additive, with AdditiveAttention, the nn.Module.
 """
 
 import torch
 from torch import nn
 
-from attn import additive_checks, checks, head_checks
+from attn import arguments
 from attn.torch.attention import normalise, weighted_average
 from attn.torch.masks import may_read_values
 from attn.torch.operands import empty_unseen, kept_pairs, without_autocast, working_dtype
@@ -52,9 +50,9 @@ def additive_weights(query, key, w_query, w_key, v, mask=None, *, q_offset=None)
     tensor([[0.1294, 0.2771, 0.5935],
             [0.1735, 0.3716, 0.4549]])
     """
-    checks.arrays(torch.Tensor, query=query, key=key, w_query=w_query, w_key=w_key, v=v)
+    arguments.arrays(torch.Tensor, query=query, key=key, w_query=w_query, w_key=w_key, v=v)
     size, keep = _prepare(query, key, mask, q_offset)
-    additive_checks.weights(query.shape, key.shape, w_query.shape, w_key.shape, v.shape)
+    arguments.additive.weights(query.shape, key.shape, w_query.shape, w_key.shape, v.shape)
     wide = working_dtype(query.dtype)
     with without_autocast(query.device):
         query_part = _slots(query, keep, -1, size).to(wide) @ w_query.to(wide)
@@ -96,9 +94,11 @@ def luong_scores(query, key, weight=None, v=None):
     tensor([[3., 2.]])
     """
     weights = {name: x for name, x in (("weight", weight), ("v", v)) if x is not None}
-    checks.arrays(torch.Tensor, query=query, key=key, **weights)
-    additive_checks.sizes(query.shape, key.shape)
-    additive_checks.luong(query.shape, key.shape, **{name: x.shape for name, x in weights.items()})
+    arguments.arrays(torch.Tensor, query=query, key=key, **weights)
+    arguments.additive.sizes(query.shape, key.shape)
+    arguments.additive.luong(
+        query.shape, key.shape, **{name: x.shape for name, x in weights.items()}
+    )
     dtype, wide = query.dtype, working_dtype(query.dtype)
     with without_autocast(query.device):
         query, key = query.to(wide), key.to(wide)
@@ -151,7 +151,7 @@ class AdditiveAttention(nn.Module):
         super().__init__()
         sizes = {"query_size": query_size, "key_size": key_size, "hidden_size": hidden_size}
         for name, size in sizes.items():
-            checks.integer(name, size, low=1)
+            arguments.integer(name, size, low=1)
         self.query = nn.Linear(query_size, hidden_size, bias=False)
         self.key = nn.Linear(key_size, hidden_size, bias=False)
         self.v = nn.Parameter(torch.empty(hidden_size))
@@ -171,8 +171,8 @@ class AdditiveAttention(nn.Module):
         return weights.to(query.dtype).reshape(*query.shape[:-1], size.S)
 
     def _parts(self, query, key, mask, q_offset, value=None):
-        head_checks.embedded(self.query.in_features, query=query)
-        head_checks.embedded(self.key.in_features, key=key)
+        arguments.heads.embedded(self.query.in_features, query=query)
+        arguments.heads.embedded(self.key.in_features, key=key)
         size, keep = _prepare(query, key, mask, q_offset, value)
         query_part = self.query(_slots(query, keep, -1, size))
         key_part = self.key(_slots(key, keep, -2, size))
@@ -181,9 +181,9 @@ class AdditiveAttention(nn.Module):
 
 
 def _prepare(query, key, mask, q_offset, value=None):
-    size = additive_checks.sizes(query.shape, key.shape, None if value is None else value.shape)
+    size = arguments.additive.sizes(query.shape, key.shape, None if value is None else value.shape)
     read_values = may_read_values(query.device)
-    mask = additive_checks.mask(mask, size, query.ndim, q_offset, torch.Tensor, read_values)
+    mask = arguments.additive.mask(mask, size, query.ndim, q_offset, torch.Tensor, read_values)
     return size, kept_pairs(mask, None, q_offset, size, query.device)
 
 

@@ -2,12 +2,12 @@
 
     Attention(Q, K, V) = softmax(Q Kᵀ / √D) V        (Vaswani et al. 2017, section 3.2.1)
 
-The twin of attn.attention, in torch's own idiom. Imports attn.checks and attn.torch.operands.
+The twin of attn.attention, in torch's own idiom.
 """
 
 import torch
 
-from attn import checks
+from attn import arguments
 from attn.torch.operands import prepare, without_autocast, working_dtype
 
 
@@ -38,7 +38,7 @@ def softmax(scores):
     >>> softmax(torch.tensor([0.0, 0.0, -torch.inf]))
     tensor([0.5000, 0.5000, 0.0000])
     """
-    checks.arrays(torch.Tensor, scores=scores)
+    arguments.arrays(torch.Tensor, scores=scores)
     return normalise(scores.to(working_dtype(scores.dtype))).to(scores.dtype)
 
 
@@ -77,7 +77,7 @@ def attention_weights(
             [0.1978, 0.4011, 0.4011]])
     """
     options = dict(bias=bias, scale=scale, softcap=softcap, sink=sink, q_offset=q_offset)
-    call = prepare(query, key, checks.NO_VALUE, mask, **options)
+    call = prepare(query, key, arguments.NO_VALUE, mask, **options)
     with without_autocast(query.device):
         weights = normalise(masked_scores(call), call.sink)
     return weights.to(query.dtype).reshape(*query.shape[:-1], call.size.S)

@@ -6,14 +6,14 @@
 (Milakov & Gimelshein 2018, section 3; Dao et al. 2022, algorithm 1.) Every step is one that
 autograd knows, so gradients of any order follow; for them the weights of all tiles are kept, as the
 plain function keeps its matrix. The peak only shifts: the result does not depend on it, so it is
-detached. Imports attn.checks, attn.part_checks and the torch files attention, operands and tiles.
+detached.
 """
 
 from typing import NamedTuple
 
 import torch
 
-from attn import checks, part_checks
+from attn import arguments
 from attn.torch.attention import masked_scores, weighted_average
 from attn.torch.operands import (
     Call,
@@ -71,7 +71,7 @@ def blockwise_attention(
     options = {"bias": bias, "scale": scale, "softcap": softcap, "sink": sink, "q_offset": q_offset}
     size = check_call(query, key, value, mask, **options)
     if block_size is not None:
-        checks.integer("block_size", block_size, low=1)
+        arguments.integer("block_size", block_size, low=1)
     with without_autocast(query.device):
         call = four_dimensional(size, query, key, value, bias, scale, softcap, sink)
         mask = four_axes(mask, size) if isinstance(mask, torch.Tensor) else mask
@@ -115,7 +115,7 @@ def merge_attention(outputs, lses):
     (tensor([[4.]]), tensor([4.]))
     """
     outputs, lses = list(outputs), list(lses)
-    part_checks.parts(torch.Tensor, outputs, lses)
+    arguments.results.parts(torch.Tensor, outputs, lses)
     lse = torch.stack(lses).to(working_dtype(lses[0].dtype))  # (parts, B, H, L)
     peak = lse.detach().amax(dim=0)
     shares = torch.exp(lse - finite(peak))

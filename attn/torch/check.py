@@ -1,7 +1,4 @@
-"""Let the judge of attn.check try functions of tensors.
-
-Imports no other file of the package.
-"""
+"""Let the judge of attn.check try functions of tensors."""
 
 import numpy as np
 import torch

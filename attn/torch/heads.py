@@ -3,14 +3,13 @@
     head_i = Attention(X W_i^Q, X W_i^K, X W_i^V),  MHA(X) = Concat(head_1 … head_H) W^O
                                                      (Vaswani et al. 2017, section 3.2.2)
 
-The twin of attn.heads, with MultiHeadAttention, the nn.Module. Imports attn.checks,
-attn.head_checks, attn.torch.attention, attn.torch.masks and attn.torch.operands.
+The twin of attn.heads, with MultiHeadAttention, the nn.Module.
 """
 
 import torch
 from torch import nn
 
-from attn import checks, head_checks
+from attn import arguments
 from attn.torch.attention import attend, attention_weights, scaled_dot_product_attention
 from attn.torch.masks import may_read_values
 from attn.torch.operands import without_autocast
@@ -42,7 +41,7 @@ def split_heads(x, num_heads):
     >>> split_heads(torch.arange(8).reshape(2, 4), 2).shape
     torch.Size([2, 2, 2])
     """
-    head_checks.heads("num_heads", num_heads, x.shape)
+    arguments.heads.splits("num_heads", num_heads, x.shape)
     return x.unflatten(-1, (num_heads, x.shape[-1] // num_heads)).transpose(-3, -2)
 
 
@@ -70,7 +69,7 @@ def merge_heads(x):
     tensor([[0, 1, 2, 3],
             [4, 5, 6, 7]])
     """
-    checks.rank("x", x.shape, 3, "(…, H, L, D)")
+    arguments.rank("x", x.shape, 3, "(…, H, L, D)")
     return x.transpose(-3, -2).flatten(-2)
 
 
@@ -100,8 +99,8 @@ def repeat_kv(x, groups):
     >>> repeat_kv(torch.tensor([[[1.0]], [[2.0]]]), 2).ravel()
     tensor([1., 1., 2., 2.])
     """
-    checks.rank("x", x.shape, 3, "(…, Hkv, S, D)")
-    checks.integer("groups", groups, low=1)
+    arguments.rank("x", x.shape, 3, "(…, Hkv, S, D)")
+    arguments.integer("groups", groups, low=1)
     return x.repeat_interleave(groups, dim=-3)
 
 
@@ -142,8 +141,8 @@ def multi_head_attention(
     num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
     source = x if context is None else context
     weights = dict(w_query=w_query, w_key=w_key, w_value=w_value, w_output=w_output)
-    checks.arrays(torch.Tensor, x=x, context=source, **weights)
-    head_checks.projections(x.shape, source.shape, num_heads, num_kv_heads, **weights)
+    arguments.arrays(torch.Tensor, x=x, context=source, **weights)
+    arguments.heads.projections(x.shape, source.shape, num_heads, num_kv_heads, **weights)
     with without_autocast(x.device):
         query = split_heads(x @ w_query, num_heads)  # (B, H, L, D)
         key = split_heads(source @ w_key, num_kv_heads)  # (B, Hkv, S, D)
@@ -155,7 +154,7 @@ def multi_head_attention(
 
 
 def _cached(cache, query, key, value, mask, bias, context, q_offset):
-    head_checks.cached_call(
+    arguments.heads.cached_call(
         cache, query, key, value, mask, bias, context, q_offset, torch.Tensor,
         may_read_values(query.device),
     )  # fmt: skip
@@ -201,7 +200,7 @@ class MultiHeadAttention(nn.Module):
     def __init__(self, embed_dim, num_heads, num_kv_heads=None, *, dropout=0.0, bias=True):
         super().__init__()
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        head_checks.layer(embed_dim, num_heads, num_kv_heads, dropout)
+        arguments.heads.layer(embed_dim, num_heads, num_kv_heads, dropout)
         self.num_heads, self.num_kv_heads, self.dropout = num_heads, num_kv_heads, dropout
         kv_dim = embed_dim // num_heads * num_kv_heads
         self.query = nn.Linear(embed_dim, embed_dim, bias=bias)
@@ -226,10 +225,10 @@ class MultiHeadAttention(nn.Module):
 
     def _query_and_key(self, x, context):
         source = x if context is None else context
-        checks.arrays(torch.Tensor, x=x, context=source)
+        arguments.arrays(torch.Tensor, x=x, context=source)
         if not torch.is_autocast_enabled(x.device.type):  # autocast brings x to its own dtype
-            checks.arrays(torch.Tensor, x=x, layer=self.query.weight)
-        head_checks.embedded(self.query.in_features, x=x, context=source)
+            arguments.arrays(torch.Tensor, x=x, layer=self.query.weight)
+        arguments.heads.embedded(self.query.in_features, x=x, context=source)
         query = split_heads(self.query(x), self.num_heads)  # (B, H, L, D)
         key = split_heads(self.key(source), self.num_kv_heads)  # (B, Hkv, S, D)
         return query, key, source
@@ -237,7 +236,7 @@ class MultiHeadAttention(nn.Module):
     @classmethod
     def from_torch(cls, module):
         """A layer with the weights, dropout, mode, dtype and device of an nn.MultiheadAttention."""
-        head_checks.torch_module(module)
+        arguments.heads.torch_module(module)
         weight, bias = module.in_proj_weight, module.in_proj_bias
         sizes = module.embed_dim, module.num_heads
         layer = cls(*sizes, dropout=module.dropout, bias=bias is not None).to(weight)

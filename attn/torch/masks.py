@@ -1,7 +1,7 @@
 """Rules of attn.masks on tensors: dense boolean masks, and FlexAttention's lists of tiles.
 
 The rules themselves are shared: they use operators only, so the same lines answer for tensors. The
-only file that knows FlexAttention. Imports attn.algebra, attn.layout and attn.masks.
+only file that knows FlexAttention.
 """
 
 import functools
@@ -9,9 +9,9 @@ import functools
 import numpy as np
 import torch
 
-from attn.algebra import convert_arrays
-from attn.layout import as_numpy, block_map, check_mask
 from attn.masks import Mask
+from attn.masks.layout import as_numpy, block_map, check_mask
+from attn.masks.rule import convert_arrays
 
 
 def dense_mask(mask, q_len, k_len, *, q_offset=None, batch=1, heads=1, device=None):

@@ -1,7 +1,4 @@
-"""One call's operands, checked and brought to the one form that the formulas are written in.
-
-Imports attn.checks, attn.masks and attn.torch.masks; never the NumPy twin.
-"""
+"""One call's operands, checked and brought to the one form that the formulas are written in."""
 
 import contextlib
 import math
@@ -9,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from attn import checks
+from attn import arguments
 from attn.masks import Mask
 from attn.torch.masks import allowed_pairs, may_read_values
 
@@ -17,7 +14,7 @@ from attn.torch.masks import allowed_pairs, may_read_values
 class Call(NamedTuple):
     """The operands of one call after the checks: 4-D, working dtype, unseen slots emptied."""
 
-    size: checks.Sizes
+    size: arguments.Sizes
     query: torch.Tensor  # (B, H, L, D)
     key: torch.Tensor  # (B, Hkv, S, D)
     value: torch.Tensor | None  # (B, Hkv, S, Dv)
@@ -31,11 +28,11 @@ class Call(NamedTuple):
 def check_call(query, key, value, mask, **options):
     """Refuse a bad call in the words that the whole family shares; hand on its sizes."""
     operands = {"query": query, "key": key, "value": value}
-    given = {name: x for name, x in operands.items() if x is not checks.NO_VALUE}
-    checks.arrays(torch.Tensor, **given)
-    size = checks.sizes(**{f"{name}_shape": x.shape for name, x in given.items()})
+    given = {name: x for name, x in operands.items() if x is not arguments.NO_VALUE}
+    arguments.arrays(torch.Tensor, **given)
+    size = arguments.sizes(**{f"{name}_shape": x.shape for name, x in given.items()})
     read_values = may_read_values(query.device)
-    checks.options(size, mask, **options, read_values=read_values, kind=torch.Tensor)
+    arguments.options(size, mask, **options, read_values=read_values, kind=torch.Tensor)
     return size
 
 
@@ -55,7 +52,7 @@ def prepare(query, key, value, mask, *, bias, scale, softcap, sink, q_offset):
         size,
         slots(query, size.H, seeing),
         slots(key, size.Hkv, seen),
-        None if value is checks.NO_VALUE else slots(value, size.Hkv, seen),
+        None if value is arguments.NO_VALUE else slots(value, size.Hkv, seen),
         keep,
         bias,
         default_scale(size.D) if scale is None else float(scale),

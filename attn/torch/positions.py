@@ -1,13 +1,12 @@
 """Positions on tensors: waves to add, rotations for queries and keys, distances to subtract.
 
 The twin of attn.positions. Angles are formed in float64 where the device has it (MPS has only
-float32), whatever dtype the caller works in. Imports attn.checks, attn.position_checks,
-attn.torch.masks and attn.torch.operands.
+float32), whatever dtype the caller works in.
 """
 
 import torch
 
-from attn import checks, position_checks
+from attn import arguments
 from attn.torch.masks import as_tensor
 from attn.torch.operands import without_autocast, working_dtype
 
@@ -44,7 +43,7 @@ def sinusoidal_positions(length, size, *, device=None, dtype=None):
     tensor([[0.0000, 1.0000, 0.0000, 1.0000],
             [0.8415, 0.5403, 0.0100, 0.9999]])
     """
-    position_checks.table(length, size)
+    arguments.positions.table(length, size)
     angles = _angles(torch.arange(length, device=device), size, 10000.0)  # (L, E/2)
     waves = torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2)
     return waves.to(torch.get_default_dtype() if dtype is None else dtype)
@@ -85,9 +84,9 @@ def rotary(x, positions, *, layout, base=10000.0, size=None):
     >>> rotary(torch.tensor([[1.0, 2, 3, 4]]), [1], layout="interleaved")
     tensor([[-1.1426,  1.9221,  2.9599,  4.0298]])
     """
-    checks.arrays(torch.Tensor, x=x)
+    arguments.arrays(torch.Tensor, x=x)
     positions = as_tensor(positions, x.device)
-    size = position_checks.rotary(x.shape, positions, layout, base, size)
+    size = arguments.positions.rotary(x.shape, positions, layout, base, size)
     # The pairs as a matrix: one pair a row (interleaved), or the two halves as rows.
     shape, two = ((size // 2, 2), -1) if layout == "interleaved" else ((2, size // 2), -2)
     with without_autocast(x.device):
@@ -130,7 +129,7 @@ def alibi_slopes(num_heads, *, device=None, dtype=None):
     >>> alibi_slopes(6)
     tensor([0.2500, 0.0625, 0.0156, 0.0039, 0.5000, 0.1250])
     """
-    checks.integer("num_heads", num_heads, low=1)
+    arguments.integer("num_heads", num_heads, low=1)
     slopes = _slopes(num_heads, torch.device(device or torch.get_default_device()))
     return slopes.to(torch.get_default_dtype() if dtype is None else dtype)
 
@@ -167,7 +166,7 @@ def alibi_bias(num_heads, q_len, k_len, *, q_offset=0, device=None, dtype=None):
     tensor([[-1.0000, -0.5000,  0.0000, -0.5000],
             [-1.5000, -1.0000, -0.5000,  0.0000]])
     """
-    position_checks.alibi(num_heads, q_len, k_len, q_offset)
+    arguments.positions.alibi(num_heads, q_len, k_len, q_offset)
     start = torch.as_tensor(q_offset, device=device).reshape(-1, 1, 1, 1)
     query_at = start + torch.arange(q_len, device=start.device)[:, None]  # (1|B, 1, L, 1)
     nearness = -(query_at - torch.arange(k_len, device=start.device)).abs()  # (1|B, 1, L, S)

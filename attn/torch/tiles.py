@@ -1,14 +1,14 @@
 """Tiles on tensors: which of them a mask leaves empty or full, and the pairs of those in between.
 
 The host answers for rules and for tensors on the CPU, where a look costs nothing; elsewhere, and in
-a compiled graph, every tile is looked at. Imports attn.layout, attn.masks and attn.torch.masks.
+a compiled graph, every tile is looked at.
 """
 
 import numpy as np
 import torch
 
-from attn.layout import block_map
 from attn.masks import Mask
+from attn.masks.layout import block_map
 from attn.torch.masks import allowed_pairs, as_tensor, may_read_values
 
 EMPTY, SOME, FULL = 0, 1, 2

@@ -3,7 +3,7 @@
 The transport is torch.distributed's: gloo between CPUs, NCCL between GPUs, by the same calls. Both
 notice a process that has ended; neither says which call, which step and which neighbour, nor what
 to do. (With NCCL a wait that is given a time limit holds the host until the block is there; what
-was computed before it goes on meanwhile.) Imports nothing from the package.
+was computed before it goes on meanwhile.)
 """
 
 import time

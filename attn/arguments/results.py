@@ -1,9 +1,9 @@
 """What is wrong with partial results and with gradients, seen from shapes and dtypes alone.
 
-For both libraries. Imports attn.checks.
+For both libraries.
 """
 
-from attn import checks
+from attn.arguments import values
 
 
 def parts(kind, outputs, lses):
@@ -14,7 +14,7 @@ def parts(kind, outputs, lses):
             f"{len(outputs)} and {len(lses)}"
         )
     for name, arrays in (("outputs", outputs), ("lses", lses)):
-        checks.arrays(kind, **{f"{name}[{i}]": array for i, array in enumerate(arrays)})
+        values.arrays(kind, **{f"{name}[{i}]": array for i, array in enumerate(arrays)})
     wanted = tuple(outputs[0].shape)
     for i, (output, lse) in enumerate(zip(outputs, lses, strict=True)):
         if tuple(output.shape) != wanted or not wanted or tuple(lse.shape) != wanted[:-1]:

@@ -1,14 +1,11 @@
-"""What the mask of a call says of some of its rows and keys, without writing out the rest.
-
-Imports attn.checks, attn.masks, attn.torch.masks and attn.torch.operands.
-"""
+"""What the mask of a call says of some of its rows and keys, without writing out the rest."""
 
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from attn import checks
+from attn import arguments
 from attn.masks import Mask
 from attn.torch.masks import as_boolean, as_tensor, on_device, tile_map
 from attn.torch.operands import empty_unseen
@@ -20,7 +17,7 @@ PAIRS_AT_ONCE = 2**24  # as many pairs of a rule are written out at a time
 class Operands(NamedTuple):
     """The operands of one checked call, 4-D; the mask is a rule, or bool with four axes."""
 
-    size: checks.Sizes
+    size: arguments.Sizes
     query: torch.Tensor  # (B, H, L, D)
     key: torch.Tensor  # (B, Hkv, S, D)
     value: torch.Tensor  # (B, Hkv, S, Dv)

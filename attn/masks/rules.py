@@ -1,10 +1,10 @@
-"""Masks: who may see whom, as rules about positions, with their algebra.
+"""The rules: who may see whom, from the position of a query and the position of a key.
 
 A rule answers, for batch row b, head h, query position q and key position k, whether the pair may
 attend: `rule(b, h, q, k) -> bool`. The same few lines of a rule run on NumPy index arrays, on torch
-tensors, inside a compiled kernel and on whole spans of positions (attn.spans). Rules combine with
-& (both), | (either) and ~ (the opposite); True always means *may attend*. Query i sits at position
-i + q_offset, where q_offset counts the keys that come before query 0.
+tensors, inside a compiled kernel and on whole spans of positions (attn.masks.spans). True always
+means *may attend*. Query i sits at position i + q_offset, where q_offset counts the keys that come
+before query 0.
 
     >>> from attn import Causal, SlidingWindow, dense_mask
     >>> dense_mask(Causal() & SlidingWindow(1), 4, 4)[0, 0].astype(int)
@@ -13,23 +13,18 @@ i + q_offset, where q_offset counts the keys that come before query 0.
            [0, 1, 1, 0],
            [0, 0, 1, 1]])
 
-The class of all rules and their algebra are in attn.algebra, dense_mask and block_map in
-attn.layout. May import those, attn.checks and attn.spans.
+To add one: a frozen dataclass here, a row with its picture in tests/mask_table.py, its name in
+attn/__init__.py and attn/masks/__init__.py, a cell in the atlas of the chapter on masks.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from attn import checks
-from attn.algebra import And, Mask, Not, Or
-from attn.layout import block_map, dense_mask
-from attn.spans import Span
-
-__all__ = [
-    "And", "Causal", "Dilated", "KeyPadding", "Mask", "Not", "Or", "PrefixLM", "SameDocument",
-    "SlidingWindow", "block_map", "dense_mask",
-]  # fmt: skip
+from attn import arguments
+from attn.arrays import dtype_name
+from attn.masks.rule import Mask
+from attn.masks.spans import Span
 
 # Further than any two positions are apart, and small enough for the 32-bit indices of GPU kernels.
 UNBOUNDED = 2**31 - 1
@@ -175,14 +170,14 @@ class SameDocument(Mask):
 def _integer_array(name, value):
     is_tensor = hasattr(value, "dtype") and not isinstance(value, np.ndarray)
     value = value if is_tensor else np.asarray(value)
-    if not checks.dtype_name(value).startswith(("int", "uint")) and 0 not in value.shape:
-        raise TypeError(f"{name}: expected integers, got dtype {checks.dtype_name(value)}")
+    if not dtype_name(value).startswith(("int", "uint")) and 0 not in value.shape:
+        raise TypeError(f"{name}: expected integers, got dtype {dtype_name(value)}")
     # A copy: the rule is frozen, so what its caller writes later must not change it.
     return value if is_tensor else np.array(value, np.int64)
 
 
 def _set_int(rule, name, value, low=None):
-    checks.integer(f"{type(rule).__name__}: {name}", value, low)
+    arguments.integer(f"{type(rule).__name__}: {name}", value, low)
     object.__setattr__(rule, name, int(value))
 
 
@@ -199,7 +194,7 @@ def _set_counts(rule, name):
 def _check_rows(rule, name, batch):
     value = getattr(rule, name)
     if _one_per_row(value):
-        checks.per_row(f"{type(rule).__name__}: {name}", value.shape, batch)
+        arguments.per_row(f"{type(rule).__name__}: {name}", value.shape, batch)
 
 
 def _extremes(value, read_values, default):

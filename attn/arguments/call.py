@@ -1,10 +1,6 @@
-"""What is wrong with a call, seen from shapes, dtypes and plain numbers.
+"""One call: how its operands' sizes fit, and everything of it that is not one of the operands.
 
-Every public function asks here first, so that NumPy and torch, the plain and the blockwise
-version, refuse the same call in the same words: the argument, what was expected in the legend's
-letters and in numbers, and what came. Arrays of both libraries have `shape`, `ndim` and `dtype`,
-which is all that is needed; this file imports no other file of the package and never torch.
-
+For both libraries: arrays of both have `shape`, `ndim` and `dtype`, which is all that is needed.
 Looking at the *values* of an array would stop a GPU or break a compiled graph, so the checks that
 do (NaN in a bias, a length beyond the keys) run only where `read_values` is true.
 """
@@ -12,10 +8,10 @@ do (NaN in a bias, a length beyond the keys) run only where `read_values` is tru
 import math
 from typing import NamedTuple
 
-import numpy as np
+from attn.arguments.values import FLOAT_DTYPES, number, offset, one_library
+from attn.arrays import dtype_name
 
 NO_VALUE = object()  # stands where attention_weights has no value; None there is a mistake
-FLOAT_DTYPES = ("float16", "bfloat16", "float32", "float64")
 UPPER_LEFT_OR_LOWER_RIGHT = (
     "give q_offset: 0 puts query 0 beside key 0 (upper-left), S - L = {} lines up the last query "
     "with the last key (lower-right)"
@@ -35,43 +31,9 @@ class Sizes(NamedTuple):
     Dv: int | None
 
 
-def dtype_name(array):
-    return str(array.dtype).removeprefix("torch.")
-
-
 def is_rule(mask):
     """A rule of attn.masks, told by its methods; the class Causal without () is none yet."""
     return hasattr(mask, "check_fields") and not isinstance(mask, type)
-
-
-def integer(name, value, low=None):
-    """`value` is a whole number, at least `low`; True and 3.0 are not whole numbers here."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise TypeError(f"{name}: expected an int, got {value!r} ({type(value).__name__})")
-    if low is not None and value < low:
-        raise ValueError(f"{name}: expected an int of at least {low}, got {value}")
-
-
-def arrays(kind, **named):
-    """All given arrays belong to one library and share one float dtype."""
-    for name, array in named.items():
-        one_library(kind, name, array)
-    dtypes = {name: dtype_name(array) for name, array in named.items()}
-    listed = ", ".join(f"{name} {dtype}" for name, dtype in dtypes.items())
-    if not all(dtype in FLOAT_DTYPES for dtype in dtypes.values()):
-        raise TypeError(f"expected float arrays ({', '.join(FLOAT_DTYPES)}), got {listed}")
-    if len(set(dtypes.values())) > 1:
-        raise TypeError(f"expected one float dtype for all inputs, got {listed}")
-
-
-def one_library(kind, name, array):
-    """An array or a tensor, whichever `kind` is; a masked array hides entries, so it is refused."""
-    if not isinstance(array, kind) or hasattr(array, "filled"):
-        raise TypeError(
-            f"{name}: expected {kind.__module__}.{kind.__name__}, got "
-            f"{type(array).__module__}.{type(array).__name__} (attn takes NumPy arrays, "
-            "attn.torch takes tensors; they are never mixed)"
-        )
 
 
 def sizes(query_shape, key_shape, value_shape=None):
@@ -127,39 +89,6 @@ def options(size, mask, *, bias, scale, softcap, sink, q_offset, read_values, ki
         bias_array(bias, size, read_values)
     if sink is not None:
         sink_array(sink, size, read_values)
-
-
-def number(name, value):
-    """A finite Python or NumPy number, or None."""
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
-        raise TypeError(f"{name}: expected a number or None, got {value!r}")
-    if not -math.inf < value < math.inf:
-        raise ValueError(f"{name}: expected a finite number, got {value}")
-
-
-def offset(q_offset, batch):
-    """None, an int, or one int for each of the B batch rows."""
-    if isinstance(q_offset, (list, tuple)):
-        for number in q_offset:
-            integer("q_offset", number)
-        per_row("q_offset", (len(q_offset),), batch)
-    elif q_offset is None or isinstance(q_offset, int) or not hasattr(q_offset, "shape"):
-        integer("q_offset", 0 if q_offset is None else q_offset)
-    elif not dtype_name(q_offset).startswith(("int", "uint")):
-        raise TypeError(f"q_offset: expected integers, got dtype {dtype_name(q_offset)}")
-    elif q_offset.shape != ():
-        per_row("q_offset", q_offset.shape, batch)
-
-
-def per_row(name, shape, batch):
-    """One entry for each flattened batch row."""
-    if tuple(shape) != (batch,):
-        raise ValueError(
-            f"{name}: expected an int or one int per batch row, shape (B,) = ({batch},), got shape "
-            f"{tuple(shape)}"
-        )
 
 
 def mask_array(mask, size):
@@ -240,8 +169,3 @@ def _no_nan_or_inf(name, array):
         return
     if not usable:
         raise ValueError(f"{name}: expected numbers or -inf (-inf removes), got NaN or +inf")
-
-
-def rank(name, shape, least, letters):
-    if len(shape) < least:
-        raise ValueError(f"{name}: expected shape {letters}, got {tuple(shape)}")

@@ -1,15 +1,12 @@
-"""What is wrong with heads, projections and caches, seen from shapes alone; for both libraries.
+"""What is wrong with heads, projections and caches, seen from shapes alone; for both libraries."""
 
-Imports attn.checks.
-"""
-
-from attn import checks
+from attn.arguments import call, values
 
 
-def heads(name, num_heads, shape):
+def splits(name, num_heads, shape):
     """The last axis of `shape` can be cut into `num_heads` equal heads."""
-    checks.integer(name, num_heads, low=1)
-    checks.rank("x", shape, 2, f"(…, L, H·D) with H = {num_heads}")
+    values.integer(name, num_heads, low=1)
+    values.rank("x", shape, 2, f"(…, L, H·D) with H = {num_heads}")
     divisible("x: its last axis", shape[-1], name, num_heads)
 
 
@@ -19,15 +16,15 @@ def divisible(what, size, name, by):
 
 
 def head_groups(num_heads, num_kv_heads):
-    checks.integer("num_heads", num_heads, low=1)
-    checks.integer("num_kv_heads", num_kv_heads, low=1)
+    values.integer("num_heads", num_heads, low=1)
+    values.integer("num_kv_heads", num_kv_heads, low=1)
     divisible("num_heads", num_heads, "num_kv_heads", num_kv_heads)
 
 
 def projections(x_shape, context_shape, num_heads, num_kv_heads, **weights):
     """Each matrix fits the array it multiplies and the heads that its columns are cut into."""
-    checks.rank("x", x_shape, 2, "(…, L, E)")
-    checks.rank("context", context_shape, 2, "(…, S, E)")
+    values.rank("x", x_shape, 2, "(…, L, E)")
+    values.rank("context", context_shape, 2, "(…, S, E)")
     head_groups(num_heads, num_kv_heads)
     inner = {"w_query": x_shape[-1], "w_key": context_shape[-1], "w_value": context_shape[-1]}
     cut = {"w_query": num_heads, "w_key": num_kv_heads, "w_value": num_kv_heads}
@@ -56,8 +53,8 @@ def cached_call(cache, query, key, value, mask, bias, context, q_offset, kind, r
         )
     S = held + key.shape[-2]
     key_shape, value_shape = ((*x.shape[:-2], S, x.shape[-1]) for x in (key, value))
-    size = checks.sizes(query.shape, key_shape, value_shape)
-    checks.options(
+    size = call.sizes(query.shape, key_shape, value_shape)
+    call.options(
         size, mask, bias=bias, scale=None, softcap=None, sink=None, q_offset=held,
         read_values=read_values, kind=kind,
     )  # fmt: skip
@@ -65,10 +62,10 @@ def cached_call(cache, query, key, value, mask, bias, context, q_offset, kind, r
 
 def layer(embed_dim, num_heads, num_kv_heads, dropout):
     """The sizes of a MultiHeadAttention layer divide each other."""
-    checks.integer("embed_dim", embed_dim, low=1)
+    values.integer("embed_dim", embed_dim, low=1)
     head_groups(num_heads, num_kv_heads)
     divisible("embed_dim", embed_dim, "num_heads", num_heads)
-    checks.number("dropout", dropout)
+    values.number("dropout", dropout)
     if dropout is None or not 0 <= dropout <= 1:
         raise ValueError(f"dropout: expected a probability from 0 to 1, got {dropout}")
 

@@ -2,8 +2,7 @@
 
 Each process keeps its queries; blocks of keys and values travel round the ring, and what a block
 contributes is merged by its log-sum-exp. Backward, the blocks travel again, and the gradients of
-each follow it home. Imports attn.checks and the torch files blockwise, masks, operands, ring_links,
-ring_steps and ring_tiles.
+each follow it home.
 """
 
 from collections import Counter
@@ -12,13 +11,14 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from attn import checks
+from attn import arguments
+from attn.arrays import dtype_name
 from attn.torch.blockwise import EDGE, blockwise_attention
 from attn.torch.masks import allowed_pairs, may_read_values
 from attn.torch.operands import check_call, default_scale
-from attn.torch.ring_links import agree, join
-from attn.torch.ring_steps import Plan, Ring
-from attn.torch.ring_tiles import rule_for, sides
+from attn.torch.ring.links import agree, join
+from attn.torch.ring.steps import Plan, Ring
+from attn.torch.ring.tiles import rule_for, sides
 
 LAYOUTS = ("contiguous", "striped", "zigzag")
 
@@ -73,8 +73,8 @@ def ring_positions(length, processes, *, layout="contiguous"):
     tensor([[0, 1, 6, 7],
             [2, 3, 4, 5]])
     """
-    checks.integer("length", length, low=0)
-    checks.integer("processes", processes, low=1)
+    arguments.integer("length", length, low=0)
+    arguments.integer("processes", processes, low=1)
     return torch.as_tensor(positions("length", length, processes, layout))
 
 
@@ -192,11 +192,11 @@ def check_ring_options(mask, timeout, block_size, tally):
             f"{tuple(mask.shape)}: a process holds part of the keys at a time, and only a rule "
             "answers for any of them (subclass attn.Mask for your own)"
         )
-    checks.number("timeout", timeout)
+    arguments.number("timeout", timeout)
     if timeout is None or timeout <= 0:
         raise ValueError(f"timeout: expected a number of seconds > 0, got {timeout}")
     if block_size is not None:
-        checks.integer("block_size", block_size, low=1)
+        arguments.integer("block_size", block_size, low=1)
     if not isinstance(tally, RingTally | None):
         raise TypeError(f"tally: expected a RingTally or None, got {tally!r}")
 
@@ -204,18 +204,20 @@ def check_ring_options(mask, timeout, block_size, tally):
 def check_rule(mask, size, P, options, device):
     """A rule is laid over the whole sequence, and has to answer with booleans."""
     whole = size._replace(L=P * size.L, S=P * size.S)
-    checks.options(whole, mask, **options, read_values=may_read_values(device), kind=torch.Tensor)
+    arguments.options(
+        whole, mask, **options, read_values=may_read_values(device), kind=torch.Tensor
+    )
     if mask is not None and 0 not in size[1:]:
         allowed_pairs(mask, 1, 1, 0, size.B, size.H, device)
 
 
-WORDS = {"dtype": checks.FLOAT_DTYPES, "layout": LAYOUTS, "need of gradients": (False, True)}
+WORDS = {"dtype": arguments.FLOAT_DTYPES, "layout": LAYOUTS, "need of gradients": (False, True)}
 
 
 def label_of(size, layout, *operands):
     """What has to be the same in every process, as whole numbers."""
     label = {letter: getattr(size, letter) for letter in ("B", "H", "Hkv", "L", "S", "D", "Dv")}
-    label["dtype"] = checks.FLOAT_DTYPES.index(checks.dtype_name(operands[0]))
+    label["dtype"] = arguments.FLOAT_DTYPES.index(dtype_name(operands[0]))
     label["layout"] = LAYOUTS.index(layout)
     needed = torch.is_grad_enabled() and any(x.requires_grad for x in operands)
     return {**label, "need of gradients": int(needed)}

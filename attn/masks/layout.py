@@ -1,14 +1,13 @@
 """A mask laid over L queries and S keys: as a full boolean array, or as a map of tiles.
 
-Rules live in attn.masks, which hands these functions on. Imports attn.checks, attn.algebra and
-attn.spans.
+Rules live in attn.masks, which hands these functions on.
 """
 
 import numpy as np
 
-from attn import checks
-from attn.algebra import Mask, convert_arrays
-from attn.spans import Span, Truth, as_truth
+from attn import arguments
+from attn.masks.rule import Mask, convert_arrays
+from attn.masks.spans import Span, Truth, as_truth
 
 
 def dense_mask(mask, q_len, k_len, *, q_offset=None, batch=1, heads=1):
@@ -68,12 +67,12 @@ def check_mask(
     mask, q_len, k_len, *, q_offset, batch, heads, read_values=True, kind=None
 ):  # fmt: skip
     """The checks of dense_mask and block_map, which know sizes but no query and no key."""
-    size = checks.Sizes((batch,), batch, heads, heads, q_len, k_len, 0, 0)
+    size = arguments.Sizes((batch,), batch, heads, heads, q_len, k_len, 0, 0)
     for name, count in {"q_len": q_len, "k_len": k_len, "batch": batch, "heads": heads}.items():
-        checks.integer(name, count, low=0)
+        arguments.integer(name, count, low=0)
     if mask is None:
         raise TypeError("mask: expected a rule or a boolean array, got None")
-    checks.options(
+    arguments.options(
         size, mask, bias=None, scale=None, softcap=None, sink=None, q_offset=q_offset,
         read_values=read_values, kind=kind,
     )  # fmt: skip
@@ -139,7 +138,7 @@ def block_map(mask, q_len, k_len, *, block_size, q_offset=None, batch=1, heads=1
     if len(edges) != 2:
         raise ValueError(f"block_size: expected an int or (query edge, key edge), got {block_size}")
     for edge in edges:
-        checks.integer("block_size", edge, low=1)
+        arguments.integer("block_size", edge, low=1)
     check_mask(mask, q_len, k_len, q_offset=q_offset, batch=batch, heads=heads)
     b, h, q, k = positions(q_len, k_len, q_offset, batch, heads)
     q_span = Span(

@@ -1,14 +1,14 @@
 """One rule, the fastest kernel for it: SDPA, FlexAttention, or SDPA on the strips a rule leaves.
 
-The numbers are those of attn.torch.scaled_dot_product_attention, for every mask and option. Imports
-attn.masks and attn.torch.{attention, kernels, operands, pairs}.
+The numbers are those of attn.torch.scaled_dot_product_attention, for every mask and option.
 """
 
 import torch
 
 from attn.masks import Causal, Mask
 from attn.torch.attention import scaled_dot_product_attention
-from attn.torch.kernels import KERNELS
+from attn.torch.fused.kernels import KERNELS
+from attn.torch.fused.unseen import Operands, empty_unseen_slots, pairs_of
 from attn.torch.operands import (
     check_call,
     default_scale,
@@ -17,7 +17,6 @@ from attn.torch.operands import (
     without_autocast,
     working_dtype,
 )
-from attn.torch.pairs import Operands, empty_unseen_slots, pairs_of
 
 
 def fused_attention(

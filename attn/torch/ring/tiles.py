@@ -8,8 +8,7 @@ log-sum-exp:
     P = exp(S − lse)     dV = Pᵀ dO     dP = dO Vᵀ     dS = P ∘ (dP − Δ)
     Δ = rowsum(dO ∘ O) − dlse           dQ = scale · dS K          dK = scale · dSᵀ Q
 
-(Dao et al. 2022, algorithm 4, with Δ for the lse as well.) Imports attn.layout, attn.masks,
-attn.spans and the torch files attention, blockwise, masks, operands and tiles.
+(Dao et al. 2022, algorithm 4, with Δ for the lse as well.)
 """
 
 from typing import NamedTuple
@@ -17,9 +16,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from attn.layout import as_numpy, rule_on_spans
 from attn.masks import Mask
-from attn.spans import Span
+from attn.masks.layout import as_numpy, rule_on_spans
+from attn.masks.spans import Span
 from attn.torch.attention import fold_groups, masked_scores
 from attn.torch.blockwise import finish, fold, start
 from attn.torch.masks import as_boolean, on_device

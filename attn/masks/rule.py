@@ -1,12 +1,12 @@
 """What every mask rule is, and how rules combine: & both, | either, ~ the opposite.
 
-The rules themselves are in attn.masks. Imports attn.checks only.
+The rules themselves are in attn.masks.
 """
 
 import copy
 from dataclasses import dataclass
 
-from attn import checks
+from attn import arguments
 
 
 class Mask:
@@ -48,7 +48,7 @@ class Mask:
     def check(self, q_len, k_len, *, batch, q_offset, read_values=True):
         """Raise unless the rule can be laid over L queries and S keys."""
         if self.compares_positions and q_len != k_len and q_offset is None:
-            hint = checks.UPPER_LEFT_OR_LOWER_RIGHT.format(k_len - q_len)
+            hint = arguments.UPPER_LEFT_OR_LOWER_RIGHT.format(k_len - q_len)
             raise ValueError(
                 f"mask {self!r} compares positions, but L = {q_len} queries and S = {k_len} keys "
                 f"can be lined up in several ways: {hint}"

@@ -3,16 +3,15 @@
 The score matrix is cut into tiles. Those that the mask leaves empty are skipped without a look at
 their pairs, those it leaves full need no mask, and neighbours of a kind are joined into one long
 strip, since a few large products are faster than many small ones. Only for the tiles in between is
-the rule evaluated, once for all heads that it treats alike. Imports attn.algebra, attn.layout and
-attn.operands.
+the rule evaluated, once for all heads that it treats alike.
 """
 
 from typing import NamedTuple
 
 import numpy as np
 
-from attn.algebra import Mask, convert_arrays
-from attn.layout import as_boolean, as_numpy, block_map, positions
+from attn.masks.layout import as_boolean, as_numpy, block_map, positions
+from attn.masks.rule import Mask, convert_arrays
 from attn.operands import four_axes
 
 # Measured, not derived: 1 MiB of float32 scores for each thread. Four times as many were at most a

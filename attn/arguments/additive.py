@@ -1,12 +1,12 @@
 """What is wrong with additive scores and Luong's, seen from shapes alone; for both libraries.
 
-These functions come from recurrent translators and have no heads: rank 3 is (B, L, D) here, not
-(H, L, D). Imports attn.checks.
+These functions come from recurrent translators and have no heads: rank 3 is (B, L, D) here, not (H,
+L, D).
 """
 
 import math
 
-from attn import checks
+from attn.arguments import call
 
 
 def sizes(query_shape, key_shape, value_shape=None):
@@ -29,14 +29,14 @@ def sizes(query_shape, key_shape, value_shape=None):
     batch, H = (tuple(lead), 1) if len(lead) < 2 else (tuple(lead[:-1]), lead[-1])
     L, (S, D) = query_shape[-2], key_shape[-2:]
     Dv = None if value_shape is None else value_shape[-1]
-    return checks.Sizes(batch, math.prod(batch), H, H, L, S, D, Dv)
+    return call.Sizes(batch, math.prod(batch), H, H, L, S, D, Dv)
 
 
 def mask(mask, size, rank, q_offset, kind, read_values):
     """Check a mask; an array (B, L, S) beside queries (B, L, Dq) is given its head axis."""
     if rank == 3 and getattr(mask, "ndim", 0) == 3:
         mask = mask[:, None]
-    checks.options(
+    call.options(
         size, mask, bias=None, scale=None, softcap=None, sink=None, q_offset=q_offset,
         read_values=read_values, kind=kind,
     )  # fmt: skip

@@ -3,7 +3,6 @@
 NumPy lets go of the interpreter lock inside matmul and exp, so Python threads that each work on a
 tile of their own keep all cores busy. BLAS must then use one thread a task, or its threads fight
 over the same cores. Only threadpoolctl can tell BLAS so; without it the tasks run one by one.
-Imports nothing from the package.
 """
 
 import contextlib

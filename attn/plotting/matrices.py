@@ -10,8 +10,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.colors import ListedColormap
 
-from attn import cells
 from attn.palette import INK, ROLES, line_styles, number_color, role_label
+from attn.plotting import cells
 
 SEQUENTIAL = "viridis"
 

@@ -1,12 +1,10 @@
 """Interval arithmetic for mask rules: what a rule says of a whole tile at once.
 
-A tile is a span of query positions by a span of key positions. A rule written with
-`+ - // < <= > >= ==` and `& | ~` runs unchanged on spans and answers with two booleans: may *any*
-pair of the tile attend, may *all* of them? So the tiles that hold no pair are found without
-looking at the L · S pairs one by one. The answer is never wrong but may be cautious: `any` may be
-true of an empty tile, `all` false of a full one, never the other way round.
-
-Imports nothing from the package.
+A tile is a span of query positions by a span of key positions. A rule written with `+ - // < <= >
+>= ==` and `& | ~` runs unchanged on spans and answers with two booleans: may *any* pair of the tile
+attend, may *all* of them? So the tiles that hold no pair are found without looking at the L · S
+pairs one by one. The answer is never wrong but may be cautious: `any` may be true of an empty tile,
+`all` false of a full one, never the other way round.
 """
 
 from dataclasses import dataclass

@@ -9,15 +9,16 @@
     and in the end  output = o / ℓ,  lse = m + ln ℓ = ln Σ exp(s)  over all keys.
 
 (Milakov & Gimelshein 2018, section 3; Rabe & Staats 2021; Dao et al. 2022, algorithm 1.) Which
-tiles a query reads is decided in attn.tiles, the threads that share the work are in attn.workers.
-Imports those, attn.checks, attn.part_checks and attn.operands.
+tiles a query reads is decided in attn.blockwise.tiles, the threads that share the work are in
+attn.blockwise.workers.
 """
 
 from typing import NamedTuple
 
 import numpy as np
 
-from attn import checks, part_checks, tiles, workers
+from attn import arguments
+from attn.blockwise import tiles, workers
 from attn.operands import (
     Call,
     check_call,
@@ -71,7 +72,7 @@ def blockwise_attention(
         q_offset=q_offset,
     )  # fmt: skip
     if block_size is not None:
-        checks.integer("block_size", block_size, low=1)
+        arguments.integer("block_size", block_size, low=1)
     call = four_dimensional(size, query, key, value, bias, scale, softcap, sink)
     output = np.empty((size.B, size.H, size.L, size.Dv), query.dtype)
     lse = np.empty((size.B, size.H, size.L), working_dtype(query.dtype))
@@ -122,7 +123,7 @@ def merge_attention(outputs, lses):
     (array([[4.]]), array([4.]))
     """
     outputs, lses = list(outputs), list(lses)
-    part_checks.parts(np.ndarray, outputs, lses)
+    arguments.results.parts(np.ndarray, outputs, lses)
     lse = np.stack(lses).astype(working_dtype(lses[0].dtype), copy=False)  # (parts, B, H, L)
     peak = lse.max(axis=0)
     shares = np.exp(lse - finite(peak))

@@ -2,19 +2,18 @@
 
 At step t of P a process meets the block of the process t places before it, while the next block is
 already on its way. Backward, dK and dV of a visiting block go on with the sums so far and arrive
-home after P − 1 steps; what the owner itself adds never leaves it. Imports attn.checks and the
-torch files blockwise, operands, ring_links and ring_tiles.
+home after P − 1 steps; what the owner itself adds never leaves it.
 """
 
 from typing import NamedTuple
 
 import torch
 
-from attn import checks
+from attn import arguments
 from attn.torch.blockwise import merge_attention
 from attn.torch.operands import Call, without_autocast, working_dtype
-from attn.torch.ring_links import Links, pass_on
-from attn.torch.ring_tiles import Rule, Side, attend_block, block_gradients
+from attn.torch.ring.links import Links, pass_on
+from attn.torch.ring.tiles import Rule, Side, attend_block, block_gradients
 
 
 class Plan(NamedTuple):
@@ -24,7 +23,7 @@ class Plan(NamedTuple):
     rule: Rule
     queries: Side
     keys: list  # of Sides, by the rank that owns them
-    size: checks.Sizes
+    size: arguments.Sizes
     scale: float
     softcap: float | None
 

@@ -1,7 +1,4 @@
-"""The kernels that fused_attention chooses from, each given the operands of one checked call.
-
-Imports attn.torch.{attention, masks, pairs, strips}.
-"""
+"""The kernels that fused_attention chooses from, each given the operands of one checked call."""
 
 import functools
 
@@ -9,9 +6,9 @@ import torch
 from torch.nn import functional
 
 from attn.torch.attention import scaled_dot_product_attention
+from attn.torch.fused.strips import attend_strips
+from attn.torch.fused.unseen import empty_unseen_slots
 from attn.torch.masks import block_mask, entry, flex_attention
-from attn.torch.pairs import empty_unseen_slots
-from attn.torch.strips import attend_strips
 
 
 def sdpa(query, key, value, keep=None, bias=None, *, scale, causal=False):

@@ -1,23 +1,24 @@
 """What is wrong with a call about positions, seen from shapes and plain numbers.
 
-For both libraries. Imports attn.checks.
+For both libraries.
 """
 
 import numpy as np
 
-from attn import checks
+from attn.arguments import values
+from attn.arrays import dtype_name
 
 LAYOUTS = ("interleaved", "half")
 
 
 def table(length, size):
     """A table of positions has whole sizes, and its features stand in pairs."""
-    checks.integer("length", length, low=0)
+    values.integer("length", length, low=0)
     even("size", size)
 
 
 def even(name, size):
-    checks.integer(name, size, low=0)
+    values.integer(name, size, low=0)
     if size % 2:
         raise ValueError(
             f"{name}: expected an even number of features (they turn in pairs), got {size}"
@@ -28,15 +29,15 @@ def rotary(x_shape, positions, layout, base, size):
     """Return how many leading features turn, or say what does not fit."""
     if layout not in LAYOUTS:
         raise ValueError(f"layout: expected one of {LAYOUTS} (there is no default), got {layout!r}")
-    checks.number("base", base)
+    values.number("base", base)
     if base is None or base <= 0:
         raise ValueError(f"base: expected a finite number > 0, got {base}")
-    checks.rank("x", x_shape, 1, "(…, L, D)")
+    values.rank("x", x_shape, 1, "(…, L, D)")
     size = x_shape[-1] if size is None else size
     even("size", size)
     if size > x_shape[-1]:
         raise ValueError(f"size: expected at most the features of x, D = {x_shape[-1]}, got {size}")
-    name = checks.dtype_name(positions)
+    name = dtype_name(positions)
     if not name.startswith(("int", "uint", "float", "bfloat")):
         raise TypeError(f"positions: expected numbers, got dtype {name}")
     _broadcasts(tuple(positions.shape), tuple(x_shape[:-1]))
@@ -58,9 +59,9 @@ def _broadcasts(shape, target):
 def alibi(num_heads, q_len, k_len, q_offset):
     """Whole sizes, and an offset that is an int or one int per batch row."""
     for name, value, low in (("num_heads", num_heads, 1), ("q_len", q_len, 0), ("k_len", k_len, 0)):
-        checks.integer(name, value, low=low)
+        values.integer(name, value, low=low)
     if q_offset is None:
         raise TypeError("q_offset: expected an int or one int per batch row, got None")
     if isinstance(q_offset, (list, tuple)):
         q_offset = np.asarray(q_offset)
-    checks.offset(q_offset, (*getattr(q_offset, "shape", ()), 1)[0])
+    values.offset(q_offset, (*getattr(q_offset, "shape", ()), 1)[0])

@@ -1,7 +1,7 @@
 """Attention strip by strip: some rows of queries with just the keys that they may see.
 
 This is how a mask saves time on a CPU: torch's kernel is called on small dense problems and never
-sees the tiles that a rule leaves empty. Imports attn.torch.pairs.
+sees the tiles that a rule leaves empty.
 """
 
 import itertools
@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from attn.torch.pairs import cut, pairs_of, tiles_of
+from attn.torch.fused.unseen import cut, pairs_of, tiles_of
 
 ROWS, KEYS = 32, 32  # the grain to which rows and keys are cut: 32 rows are torch's least task
 TALLEST = 128  # rows of a strip with a mask, which is written out; full strips grow without end
