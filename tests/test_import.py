@@ -1,5 +1,6 @@
 """What an import costs and what it brings."""
 
+import importlib
 import subprocess
 import sys
 
@@ -57,3 +58,15 @@ def test_both_libraries_share_rules_and_caches():
             isinstance(kind, type) and issubclass(kind, attn.Mask)
         ):
             assert getattr(twin, name) is kind
+
+
+def test_tools_that_are_loaded_late_are_listed_whole():
+    for module, names in attn._TOOLS.items():
+        tool = importlib.import_module(f"attn.{module}")
+        assert getattr(attn, module) is tool
+        assert module in attn.__all__
+        if names:  # the names of `conventions` stay in their module
+            assert set(names) <= set(tool.__all__)
+            assert all(getattr(attn, name) is getattr(tool, name) for name in names)
+            public = {name for name in tool.__all__ if name in attn.__all__}
+            assert public == set(names)
