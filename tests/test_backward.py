@@ -212,6 +212,7 @@ def test_shared_heads_add_up():
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_empty_rows_and_unseen_slots_get_zero(bad):
+    """Semantics 3 and 10."""
     query, key, value = operands()
     clean = attention_backward(normal(7, 2, H, L, DV), query, key, value, KeyPadding([5, 0]))
     for x in (key, value):

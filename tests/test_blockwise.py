@@ -63,6 +63,7 @@ def test_literal(backend, block_size):
 @pytest.mark.parametrize("block_size", BLOCK_SIZES)
 @pytest.mark.parametrize("row", TABLE, ids=str)
 def test_every_mask_in_any_tiles(backend, row, block_size):
+    """Semantic 2."""
     query, key, value = operands(row.L, row.S, row.batch)
     query = query[:, : row.heads] if row.heads > 1 else query
     key, value = (x[:, :1] if row.heads > 1 else x for x in (key, value))
@@ -159,8 +160,8 @@ def test_any_shape_equals_the_plain_function(
 
 
 @pytest.mark.parametrize("order", [1, -1], ids=["rising", "falling"])
-def test_scores_of_any_size(backend, order):
-    """exp of a score of 900 overflows: only the running peak keeps the numbers finite."""
+def test_13_scores_of_any_size(backend, order):
+    """Semantic 13: exp of a score of 900 overflows; only the running peak keeps it finite."""
     key = np.arange(-900.0, 901.0, 100.0)[::order, None]
     got = run(backend, (np.ones((1, 1)), key, key), scale=1.0, block_size=2)
     assert_same(got, ([[900.0]], [900.0]), 1e-9)
@@ -169,6 +170,7 @@ def test_scores_of_any_size(backend, order):
 @pytest.mark.parametrize("sink", [None, normal(1, H)], ids=["no sink", "sink"])
 @pytest.mark.parametrize("block_size", [1, 4, None])
 def test_rows_without_keys(backend, block_size, sink):
+    """Semantic 3."""
     query, key, value = operands(3, 5, batch=2)
     output, lse = run(
         backend, (query, key, value), KeyPadding([0, 5]), sink=sink, block_size=block_size
@@ -205,6 +207,7 @@ def test_every_rank(backend):
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.parametrize("block_size", [2, 3, None])
 def test_slots_that_nobody_sees_may_hold_anything(backend, bad, block_size):
+    """Semantic 10."""
     query, key, value = operands(4, 9, batch=2)
     clean = run(backend, (query, key, value), KeyPadding([7, 2]), block_size=block_size)
     for x in (key, value):
@@ -244,7 +247,8 @@ def test_rule_is_asked_about_partial_tiles_only_and_once_for_all_heads(backend):
     assert sorted(rule.asked) == [(i, i, H) for i in range(0, 20, 4)]  # the diagonal
 
 
-def test_memory_does_not_grow_with_the_matrix():
+def test_13_memory_does_not_grow_with_the_matrix():
+    """Semantic 13: with L times the block, not with L times S."""
     n = 32768  # all scores would be 4 GiB
     x = np.random.default_rng(0).standard_normal((n, 16), dtype=np.float32)
     blockwise_attention(x[:8], x, x)
@@ -257,6 +261,7 @@ def test_memory_does_not_grow_with_the_matrix():
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_dtypes(backend, dtype):
+    """Semantic 9."""
     if backend.name == "numpy" and dtype == "bfloat16":
         pytest.skip("NumPy has no bfloat16")
     arrays = operands(23, 29)

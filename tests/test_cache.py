@@ -94,6 +94,7 @@ chunk_lists = st.lists(st.integers(0, 7), min_size=1, max_size=6).filter(sum)
 @BOTH
 @given(chunks=chunk_lists, heads=st.sampled_from([(2, 2), (6, 2), (3, 1)]), spare=st.integers(0, 3))
 def test_any_chunks_equal_one_pass(twin, chunks, heads, spare):
+    """Semantic 12."""
     (H, Hkv), L = heads, sum(chunks)
     query, key = numbers(2, H, L, 3), numbers(2, Hkv, L, 3, seed=1)
     value = numbers(2, Hkv, L, 5, seed=2)
@@ -213,6 +214,7 @@ def test_the_cache_does_what_a_list_does(twin, steps, capacity, ring):
 @BOTH
 @pytest.mark.parametrize("ring", [False, True])
 def test_nothing_is_kept_by_reference(twin, ring):
+    """Semantics 11 and 12."""
     cache = KVCache(4, ring=ring)
     given_arrays = tokens(twin, 0, 1, 2)
     first = cache.append(*given_arrays)
@@ -229,6 +231,7 @@ def test_nothing_is_kept_by_reference(twin, ring):
 @BOTH
 @pytest.mark.parametrize("fork", [KVCache.copy, copy.deepcopy])
 def test_a_copy_goes_its_own_way(twin, fork):
+    """Semantic 12."""
     cache = KVCache(3, ring=True)
     cache.append(*tokens(twin, 0, 1))
     other = fork(cache)

@@ -117,6 +117,7 @@ def test_flash_lengths_by_hand():
 
 
 def test_flash_windows_by_hand():
+    """Semantic 5."""
     mask = conventions.from_flash_window((0, 1), 2, 4)
     assert mask[0, 0].astype(int).tolist() == [[0, 0, 1, 1], [0, 0, 0, 1]]
     assert conventions.from_flash_window((-1, -1), 2, 3).all()
@@ -170,6 +171,7 @@ def test_hugging_face_there_and_back(mask, kind):
 
 @pytest.mark.parametrize("dtype", ["float16", "float64", "bfloat16"])
 def test_hugging_face_hides_with_the_smallest_number_of_the_dtype(dtype):
+    """Semantic 1."""
     mask = torch.tensor([[True, False]])
     bias = conventions.to_hugging_face_4d(mask, dtype=getattr(torch, dtype))
     assert bias[0, 0, 0, 1].item() == torch.finfo(getattr(torch, dtype)).min

@@ -179,6 +179,7 @@ class TestSameNumbers:
     @pytest.mark.parametrize("mask", [None, Causal(), SlidingWindow(40), KeyPadding(90)], ids=repr)
     @pytest.mark.parametrize("option", ["bare", "negative scale", "bias", "softcap", "sink"])
     def test_half_precision_within_twice_the_plain_error(self, dtype, mask, option):
+        """Semantic 9."""
         shapes = {"bias": (131, 131), "sink": (H,)}
         options = {k: shapes.get(k, v) for k, v in OPTIONS[option].items()}
         options = filled(options, torch.float32)
@@ -228,6 +229,7 @@ class TestSameNumbers:
 class TestNothingThere:
     @pytest.mark.parametrize("option", ["bare", "bias", "sink", "softcap"])
     def test_all_tiles_empty_still_hangs_on_the_graph(self, small_tiles, option):
+        """Semantic 3."""
         options = filled(OPTIONS[option])
         inputs = operands()
         output, *gradients = values_and_gradients(fused_attention, inputs, KeyPadding(0), options)
@@ -236,6 +238,7 @@ class TestNothingThere:
     @pytest.mark.parametrize("garbage", [torch.nan, torch.inf, -torch.inf, 1e300])
     @pytest.mark.parametrize("name", ["window", "documents", "padding", "causal", "past", "array"])
     def test_what_nobody_sees_may_hold_anything(self, small_tiles, name, garbage):
+        """Semantic 10."""
         mask = MASKS[name]
         if name == "array":
             mask = mask.clone()

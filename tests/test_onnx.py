@@ -132,6 +132,7 @@ def test_the_cases_are_all_there():
 
 @pytest.mark.parametrize("name", names("test_attention"))
 def test_attention(name, backend):
+    """Semantics 2 and 7."""
     attributes, inputs, outputs = unpack(cases()[name])
     query, key, value, mask, options = call_of(attributes, inputs)
     tolerance = TOLERANCE[query.dtype.name]

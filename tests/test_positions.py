@@ -140,7 +140,7 @@ def test_rotary_equals_onnx(twin, layout, size):
 @given(
     query_at=st.integers(0, 5000), distance=st.integers(-300, 300), shift=st.integers(-5000, 5000)
 )
-def test_scores_know_the_distance_only(layout, query_at, distance, shift):
+def test_14_scores_know_the_distance_only(layout, query_at, distance, shift):
     x, y = numbers(1, 6), numbers(1, 6, seed=1)
     for turn in (attn.rotary, lambda *a, **k: attn.torch.rotary(torch.tensor(a[0]), a[1], **k)):
         score, shifted = (
@@ -174,7 +174,7 @@ def test_layouts_differ_by_a_permutation_of_the_features(twin):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_only_the_leading_features_turn(twin, layout):
+def test_14_only_the_leading_features_turn(twin, layout):
     x = twin.give(numbers(5, 7))
     output = twin.attn.rotary(x, np.arange(5), layout=layout, size=4)
     alone = twin.attn.rotary(x[:, :4], np.arange(5), layout=layout)
@@ -186,7 +186,7 @@ def test_only_the_leading_features_turn(twin, layout):
     assert twin.take(x)[0, 0] != 99.0
 
 
-def test_positions_broadcast(twin):
+def test_14_positions_broadcast(twin):
     x = twin.give(numbers(2, 3, 5, 4))
     turn = lambda p: twin.take(twin.attn.rotary(x, p, layout="half"))  # noqa: E731
     line = np.arange(5) + 3
