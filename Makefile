@@ -15,7 +15,7 @@ PORT ?= 8000
 PYTEST := env -u MPLBACKEND OMP_NUM_THREADS=1 $(RUN) -m pytest -q -n 2
 
 .DEFAULT_GOAL := help
-.PHONY: help book serve site test lint unit chapters pages lab bench notebooks clean force
+.PHONY: help book serve site test lint unit chapters pages lab bench mutants notebooks clean force
 
 help:
 	@echo "make book       build the book from the stored outputs and say where it is"
@@ -23,6 +23,7 @@ help:
 	@echo "make test       lint, unit tests, every chapter, a strict build, site and browser checks"
 	@echo "make lab        open the chapters in JupyterLab"
 	@echo "make bench      run the benchmarks"
+	@echo "make mutants    plant faults in attn and name those that no test notices: most of an hour"
 	@echo "make notebooks  write the practice cells, run the chapters, normalise the files"
 	@echo "make site       build from scratch, warnings are errors: what is published"
 	@echo "make clean      remove what was built (not .venv)"
@@ -110,6 +111,9 @@ lab: $(LAB_STAMP)
 
 bench: $(STAMP)
 	$(RUN) benchmarks/attention.py
+
+mutants: $(STAMP)
+	$(RUN) mutation/run.py $(MUTANTS_FLAGS)
 
 notebooks: $(STAMP)
 	$(RUN) book/_tools/notebooks.py practice
