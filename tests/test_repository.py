@@ -13,6 +13,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "mutation"))
+
+from faults import code_lines  # noqa: E402
 
 # Who may import whom inside attn, room by room: a file is its own room, a folder is one.
 GROUND = {"arguments", "arrays"}
@@ -131,6 +134,24 @@ def test_import_attn_is_light():
     code = "import attn, sys; print(*{'torch', 'matplotlib', 'threadpoolctl'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
+
+
+def test_the_longest_files_and_functions():
+    """A report without a limit: an idea decides where a file ends. Shown with `pytest -rP`."""
+    files, functions = [], []
+    for path in FILES:
+        source = path.read_text(encoding="utf-8")
+        code = code_lines(source)
+        files.append((len(code), NAMES[path]))
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.FunctionDef):
+                length = len(code & set(range(node.lineno, node.end_lineno + 1)))
+                functions.append((length, f"{NAMES[path]}.{node.name}"))
+    for what, found in ("files", files), ("functions", functions):
+        print(f"{sum(length for length, _ in files)} lines of code; the longest {what}:")
+        for length, name in sorted(found, reverse=True)[:12]:
+            print(f"{length:5} {name}")
+    assert code_lines('"""Doc\n\nstring."""\n# comment\n\nx = (\n    1,\n)  # 3\n') == {6, 7, 8}
 
 
 # --- Docstrings -----------------------------------------------------------------------------------
