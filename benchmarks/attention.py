@@ -1,8 +1,10 @@
 """How fast the attentions of this repository are, against each other and against torch's kernels.
 
-    python benchmarks/attention.py            prints the ratios, records them with the machine's
-                                              description, draws the figure of the chapters
+    python benchmarks/attention.py            prints the ratios, and records them under the name
+                                              of the machine, where the chapters find them
     python benchmarks/attention.py --quick    small sizes, nothing recorded: does it run?
+    python benchmarks/attention.py --against OTHER_CHECKOUT
+                                              this checkout against another one, in five minutes
 
 Every ratio compares two functions that were called in turn in this one run. Without a GPU there
 are no GPU rows; with --device cuda the torch rows are measured there, by the same code.
@@ -15,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from against import against
 from calls import (
     BLOCKWISE,
     FUSED,
@@ -28,8 +31,9 @@ from calls import (
     synchronizer,
     torch_call,
 )
-from measuring import MIB, compare, file_name, import_seconds, in_child, machine, say
-from sweep import SCRIPT, child, draw, sweep
+from machines import describe, file_name
+from measuring import MIB, commit, compare, import_seconds, in_child, say
+from sweep import SCRIPT, child, sweep
 
 from attn import Causal
 
@@ -106,11 +110,20 @@ def import_time(repeats):
     return {"seconds": value, "limit": 0.03}
 
 
+def about(device, quick):
+    """What was measured, and where."""
+    return {
+        "machine": describe(torch.cuda.get_device_name() if device == "cuda" else None),
+        "commit": commit(ROOT),
+        "threads": torch.get_num_threads(),
+        "quick": quick,
+    }
+
+
 def measure(device, quick):
     """Everything, as the dictionary that is recorded."""
     shrink, rounds = (64, 2) if quick else (1, 21)  # plain NumPy varies most
-    gpu = torch.cuda.get_device_name() if device == "cuda" else None
-    report = {"machine": machine(gpu), "threads": torch.get_num_threads(), "quick": quick}
+    report = about(device, quick)
     report["ratios"] = ratios(device, rounds, shrink)
     if device == "cpu":
         report["memory"] = blockwise_memory(32768 // shrink)
@@ -123,8 +136,11 @@ def parse(arguments):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="small sizes; records nothing")
     parser.add_argument("--out", type=Path, help="where the JSON goes")
-    parser.add_argument("--figure", type=Path, help="where the figure goes")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument(
+        "--against", type=Path, metavar="CHECKOUT", help="compare with the attn of another checkout"
+    )
+    parser.add_argument("--minutes", type=float, default=5, help="how long --against may take")
     parser.add_argument("--child", nargs=2, metavar=("NAME", "N"), help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
 
@@ -133,22 +149,23 @@ def main(arguments=None):
     options = parse(arguments)
     if options.device == "cuda" and not torch.cuda.is_available():
         sys.exit("--device cuda: torch finds no GPU on this machine")
+    if options.against and not (options.against / "attn").is_dir():
+        sys.exit(f"--against: expected a checkout with attn in it; got {options.against}")
     if options.child:
         return child(options.child[0], int(options.child[1]), options.device)
-    report = measure(options.device, options.quick)
-    out, figure = options.out, options.figure
-    if not options.quick:
-        name = file_name(report["machine"])
-        out = out or ROOT / "benchmarks" / "results" / f"{name}.json"
-        picture = "cost.png" if options.device == "cpu" else f"cost-{options.device}.png"
-        figure = figure or ROOT / "book" / "figures" / picture
+    out = options.out
+    if options.against:
+        minutes = 0 if options.quick else options.minutes
+        report = about(options.device, options.quick)
+        report |= against(ROOT, options.against, options.device, minutes, options.quick)
+    else:
+        report = measure(options.device, options.quick)
+        if not options.quick:
+            out = out or ROOT / "benchmarks" / "results" / f"{file_name(report['machine'])}.json"
     if out:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps(report, indent=1) + "\n")
         say(f"recorded in {out}")
-    if figure:
-        draw(report["sweep"], figure)
-        say(f"drawn in {figure}")
     return None
 
 

@@ -1,15 +1,10 @@
-"""How the benchmarks measure: pairs of functions in turn, memory in fresh processes, the machine.
+"""How the benchmarks measure: pairs of functions in turn, memory in fresh processes.
 
 Nothing here knows attention. Times of two functions are compared only when they were taken in
 turn, in one run: a machine that slows down then slows both.
 """
 
-import contextlib
-import datetime
-import importlib.metadata
 import json
-import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -117,45 +112,10 @@ def _status(field):
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(field))
 
 
-def machine(gpu):
-    """The machine and the versions that a result is worth nothing without."""
-    names = ("numpy", "torch", "threadpoolctl")
-    return {
-        "cpu": _cpu_model(),
-        "cores": len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else os.cpu_count(),
-        "memory_gib": _memory_gib(),
-        "system": f"{platform.system()} {platform.machine()}",
-        "gpu": gpu,
-        "python": platform.python_version(),
-        **{name: _version(name) for name in names},
-        "date": datetime.date.today().isoformat(),
-    }
-
-
-def _cpu_model():
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
-
-
-def _memory_gib():
-    with contextlib.suppress(ValueError, OSError, AttributeError):
-        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
-    return None
-
-
-def _version(name):
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        return importlib.metadata.version(name)
-    return None
-
-
-def file_name(described):
-    """A name such as amd-epyc-2-cores for the machine described."""
-    text = f"{described['gpu'] or described['cpu']} {described['cores']} cores".lower()
-    kept = "".join(c if c.isalnum() else " " for c in text)
-    return "-".join(kept.split())
+def commit(checkout):
+    """The commit of a checkout, with a + where files differ from it; None without git."""
+    git = ["git", "-C", str(checkout), "describe", "--always", "--exclude=*", "--dirty=+"]
+    try:
+        return subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None

@@ -1,4 +1,4 @@
-"""Time and memory of attention as the number of tokens grows, and the figure of both."""
+"""Time and memory of attention as the number of tokens grows."""
 
 import json
 import statistics
@@ -6,10 +6,9 @@ import tracemalloc
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from calls import BLOCKWISE, FUSED, PLAIN, WINDOW, available, numpy_call, synchronizer, torch_call
-from measuring import MIB, in_child, in_turn, peak_memory, say
+from measuring import in_child, in_turn, peak_memory, say
 
 SCRIPT = Path(__file__).with_name("attention.py")
 
@@ -82,32 +81,3 @@ def _cuda_memory(reset=False):
         torch.cuda.reset_peak_memory_stats()
         return torch.cuda.memory_allocated()
     return torch.cuda.max_memory_allocated()
-
-
-def draw(swept, path):
-    """Time and memory on logarithmic axes, with the fitted slopes, as one PNG."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    from attn import plotting
-
-    plotting.use_style()
-    n = np.array(swept["n"], float)
-    panels = [("seconds", "time in s", 1), ("bytes", "extra memory in MiB", MIB)]
-    figure, axes = plt.subplots(2, 1, figsize=(6, 8), layout="constrained")
-    for ax, (what, label, unit) in zip(axes, panels, strict=True):
-        series = {
-            name: np.array([np.nan if y in (None, 0) else y / unit for y in values])
-            for name, values in swept[what].items()
-        }
-        drawable = {name: y for name, y in series.items() if np.isfinite(y[n >= n[1]]).sum() > 1}
-        if not drawable:  # sizes so small that no page was asked for
-            ax.remove()
-            continue
-        plotting.power_law(n, drawable, xlabel="tokens n", ylabel=label, fit_from=n[1], ax=ax)
-        ax.set_ylim(top=30 * ax.get_ylim()[1])  # room for the legend
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
-    plt.close(figure)
