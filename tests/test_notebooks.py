@@ -8,17 +8,19 @@ import subprocess
 import sys
 from pathlib import Path
 
+import nbformat
 import numpy as np
 import pytest
+import yaml
 from _tools import notebooks, rules
 from _tools.normal import dumps, normalise, small_png
-from _tools.placing import COLAB, place, practice_of
+from _tools.placing import COLAB, edited, place, practice_of
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 from PIL import Image
 from practice.cells import solution
 
 BOOK = Path(__file__).parents[1] / "book"
-CHAPTERS = sorted(BOOK.glob("*.ipynb"))
+CHAPTERS = notebooks.chapters()
 NAMES = [path.stem for path in CHAPTERS]
 
 
@@ -39,6 +41,13 @@ def test_practice_cells_are_the_generated_ones(path):
 @pytest.mark.parametrize("path", CHAPTERS, ids=NAMES)
 def test_the_file_is_what_the_tools_write(path):
     assert path.read_text(encoding="utf-8") == dumps(notebooks.with_practice(path))
+
+
+def test_every_notebook_of_the_table_of_contents_is_a_chapter():
+    toc = yaml.safe_load((BOOK.parent / "_toc.yml").read_text(encoding="utf-8"))
+    files = {BOOK.parent / entry["file"] for part in toc["parts"] for entry in part["chapters"]}
+    stored = {file.with_suffix(".ipynb") for file in files}
+    assert {path for path in stored if path.exists()} == set(CHAPTERS)
 
 
 def test_no_two_figures_of_the_book_share_a_name():
@@ -436,3 +445,151 @@ def test_check_names_a_chapter_that_is_not_up_to_date(book, nb, capsys):
     assert "not good: sample-chapter" in capsys.readouterr().out
     assert notebooks.main(["practice", "--book", str(book)]) == 0
     assert notebooks.main(["check", "--book", str(book)]) == 0
+
+
+# A reader's answers
+
+@pytest.fixture
+def shelf(book, nb):
+    """Return a folder with two chapters, the first of them not in normal form."""
+    shutil.copy(book / "practice/sample_chapter.py", book / "practice/a_chapter.py")
+    first = copy.deepcopy(nb)
+    first.cells[4].metadata["iopub"] = {"x": 1}
+    notebooks.write(book / "a-chapter.ipynb", first)
+    return book
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+def part_of(nb, part):
+    return next(cell for cell in nb.cells if cell.metadata.get("practice") == part)
+
+
+def solve(path, exercise):
+    """Write a solution into a chapter as JupyterLab saves it; return the text of the cell."""
+    nb = notebooks.read(path)
+    cell = part_of(nb, f"{exercise.name}/stub")
+    cell.source = solution(exercise)
+    path.write_text(nbformat.writes(nb, version=4), encoding="utf-8")
+    return cell.source
+
+
+@pytest.fixture
+def a_chapter(monkeypatch, sample):
+    """Let the practice of both chapters be the sample's."""
+    monkeypatch.setattr(notebooks, "practice_of", lambda chapter: sample)
+
+
+@pytest.mark.usefixtures("a_chapter")
+@pytest.mark.parametrize("action", ["practice", "run", "normalise"])
+def test_answers_under_the_chapters_own_name_are_never_overwritten(action, shelf, sample, capsys):
+    path = shelf / "sample-chapter.ipynb"
+    text = solve(path, sample.exercises["score_deviation"])
+    before = contents(shelf)
+    assert notebooks.main([action, "--book", str(shelf)]) == 1
+    assert contents(shelf) == before  # nor is the other chapter, which has no answers, written
+    said = capsys.readouterr().err
+    number = next(i for i, cell in enumerate(notebooks.read(path).cells) if cell.source == text)
+    assert f"sample-chapter.ipynb, cell {number} (score_deviation/stub): {text[:12]}" in said
+    assert "a-chapter.ipynb" not in said
+    for advice in ("book/my-sample-chapter.ipynb", "--discard-answers sample-chapter"):
+        assert advice in said
+
+
+@pytest.mark.parametrize("part", ["softmax_row/task", "softmax_row/stub", "softmax_row/check",
+                                  "softmax_row/help", "marks/sum", "quiz/questions",
+                                  "teachers/answers", "colab/setup"])
+def test_a_note_in_any_generated_cell_is_an_answer(part, nb, sample):
+    nb.cells.insert(9, nbformat.from_dict({"cell_type": "markdown", "metadata": {},
+                                           "source": "[practice: marks]", "id": "place-marks"}))
+    nb = normalise(place(nb, sample))
+    assert list(edited(nb, sample)) == []
+    part_of(nb, part).source += "\nmine"
+    assert [cell.metadata.practice for _, cell in edited(nb, sample)] == [part]
+    assert list(edited(normalise(nb), sample)) != []  # normalising does not make it generated
+
+
+def test_white_space_is_no_answer_and_a_second_copy_of_a_cell_is_seen(nb, sample):
+    stub = part_of(nb, "softmax_row/stub")
+    stub.source = stub.source.replace("\n", "  \n") + "\n\n"
+    assert list(edited(nb, sample)) == []
+    nb.cells.append(copy.deepcopy(stub))
+    nb.cells[-1].source = "mine"
+    assert [number for number, _ in edited(nb, sample)] == [len(nb.cells) - 1]
+
+
+@pytest.mark.usefixtures("a_chapter")
+def test_what_an_earlier_version_generated_gives_way(shelf, sample):
+    path = shelf / "sample-chapter.ipynb"
+    sample.exercises["softmax_row"].statement = "Another text."
+    assert notebooks.main(["practice", "--book", str(shelf)]) == 0
+    assert "Another text." in part_of(notebooks.read(path), "softmax_row/task").source
+
+
+def test_a_notebook_without_digests_may_hold_only_what_is_generated_now(nb, sample):
+    for cell in nb.cells:
+        cell.metadata.pop("generated", None)
+    assert list(edited(nb, sample)) == []
+    sample.exercises["softmax_row"].statement = "Another text."
+    assert [cell.metadata.practice for _, cell in edited(nb, sample)] == ["softmax_row/task"]
+
+
+@pytest.mark.usefixtures("a_chapter")
+def test_answers_go_only_where_they_are_named(shelf, sample, capsys):
+    for name in ("a-chapter", "sample-chapter"):
+        solve(shelf / f"{name}.ipynb", sample.exercises["softmax_row"])
+    before = contents(shelf)
+    with pytest.raises(SystemExit):
+        notebooks.main(["practice", "--discard-answers", "--book", str(shelf)])
+    assert "needs the names" in capsys.readouterr().err
+    assert contents(shelf) == before
+    where = ["--book", str(shelf)]
+    assert notebooks.main(["practice", "--discard-answers", "sample-chapter", *where]) == 0
+    after = contents(shelf)
+    assert {name for name in before if before[name] != after[name]} == {"sample-chapter.ipynb"}
+    assert list(edited(notebooks.read(shelf / "sample-chapter.ipynb"), sample)) == []
+
+
+@pytest.mark.usefixtures("a_chapter")
+def test_a_notebook_under_another_name_is_nobodys_business(shelf, sample, capsys):
+    shutil.copy(shelf / "sample-chapter.ipynb", shelf / "my-sample-chapter.ipynb")
+    solve(shelf / "my-sample-chapter.ipynb", sample.exercises["softmax_row"])
+    before = contents(shelf)
+    assert notebooks.main(["practice", "--book", str(shelf)]) == 0
+    assert contents(shelf)["my-sample-chapter.ipynb"] == before["my-sample-chapter.ipynb"]
+    with pytest.raises(SystemExit):
+        notebooks.main(["practice", "my-sample-chapter", "--book", str(shelf)])
+    assert "no chapter is called my-sample-chapter" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("action", ["practice", "run"])
+def test_a_file_that_was_saved_meanwhile_is_kept(action, book, sample, monkeypatch, capsys):
+    path, make = book / "sample-chapter.ipynb", notebooks.with_practice
+
+    def slow(path):
+        nb = make(path)
+        solve(path, sample.exercises["softmax_row"])
+        return nb
+
+    monkeypatch.setitem(notebooks.ACTIONS, action, (slow, notebooks.ACTIONS[action][1]))
+    assert notebooks.main([action, "--book", str(book)]) == 1
+    assert "somebody saved the file meanwhile" in capsys.readouterr().out
+    assert [cell.metadata.practice for _, cell in edited(notebooks.read(path), sample)] == [
+        "softmax_row/stub"]
+
+
+def test_a_write_that_breaks_off_leaves_the_old_file_and_no_other(book, nb, monkeypatch):
+    before = contents(book)
+
+    def full(self, text, encoding):
+        with self.open("w") as file:
+            file.write(text[:9])
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    nb.cells[0].source = "# Other"
+    with pytest.raises(OSError, match="no space"):
+        notebooks.write(book / "sample-chapter.ipynb", nb)
+    assert contents(book) == before

@@ -8,7 +8,7 @@ import re
 import nbformat
 from PIL import Image
 
-KEPT = ("tags", "mystnb", "practice", "reason", "slideshow", "nbgrader")
+KEPT = ("tags", "mystnb", "practice", "generated", "reason", "slideshow", "nbgrader")
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
 LANGUAGE = {"codemirror_mode": {"name": "ipython", "version": 3}, "file_extension": ".py",
             "mimetype": "text/x-python", "name": "python", "pygments_lexer": "ipython3"}
@@ -29,7 +29,7 @@ def normalise(nb):
     for cell in nb.cells:
         cell.metadata = nbformat.from_dict({k: cell.metadata[k] for k in KEPT
                                             if cell.metadata.get(k)})
-        cell.source = "\n".join(line.rstrip() for line in cell.source.strip("\n").split("\n"))
+        cell.source = tidy(cell.source)
         cell.id = _steady_id(cell, taken)
         if cell.cell_type == "code":
             # A cell that was never run keeps its null: the checks must see it.
@@ -39,12 +39,21 @@ def normalise(nb):
     return nb
 
 
+def tidy(source):
+    """Return a cell's text without white space at the ends of its lines, nor empty lines around."""
+    return "\n".join(line.rstrip() for line in source.strip("\n").split("\n"))
+
+
+def digest(source):
+    """Return ten digits that stand for a cell's text in its normal form."""
+    return hashlib.blake2b(tidy(source).encode(), digest_size=5).hexdigest()
+
+
 def _steady_id(cell, taken):
     """Keep a chosen id; replace one that a tool drew at random by a digest of the cell's text."""
     cell_id = cell.get("id", "")
     if not cell_id or RANDOM_ID.fullmatch(cell_id) or cell_id in taken:
-        digest = hashlib.blake2b(cell.source.encode(), digest_size=5).hexdigest()
-        stem, copies = f"{cell.cell_type}-{digest}", 1
+        stem, copies = f"{cell.cell_type}-{digest(cell.source)}", 1
         cell_id = stem
         while cell_id in taken:
             copies += 1

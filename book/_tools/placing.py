@@ -1,9 +1,14 @@
-"""Where generated cells stand in a notebook: an author writes `[practice: name]`, once."""
+"""Where generated cells stand in a notebook: an author writes `[practice: name]`, once.
+
+A generated cell carries the digest of the text that was written into it. Whoever edits the text
+leaves the digest as it was, so what a reader wrote is told from what an earlier version generated.
+"""
 
 import copy
 import importlib
 import re
 
+from _tools.normal import digest
 from nbformat.v4 import new_code_cell
 from practice.cells import generated
 
@@ -43,6 +48,16 @@ def group_of(cell):
     return place[1] if place else cell.metadata.get("practice", "").partition("/")[0]
 
 
+def edited(nb, practice):
+    """Yield (number, cell) of the generated cells that hold what nobody generated: answers."""
+    wanted = {cell.metadata.generated for cell in place(nb, practice).cells
+              if "practice" in cell.metadata}
+    for number, cell in enumerate(nb.cells):
+        known = wanted | {cell.metadata.get("generated")}
+        if "practice" in cell.metadata and digest(cell.source) not in known:
+            yield number, cell
+
+
 def place(nb, practice):
     """Return the notebook with every generated cell as the chapter's practice has it now.
 
@@ -73,6 +88,7 @@ def _place_colab(nb, old):
 
 
 def _with_outputs(new, old):
+    new.metadata.generated = digest(new.source)
     before = old.get(new.metadata.practice)
     if new.cell_type == "code" and before is not None and before.source == new.source:
         new.outputs, new.execution_count = before.outputs, before.execution_count
