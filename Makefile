@@ -15,16 +15,20 @@ PORT ?= 8000
 PYTEST := env -u MPLBACKEND OMP_NUM_THREADS=1 $(RUN) -m pytest -q -n 2
 
 .DEFAULT_GOAL := help
-.PHONY: help book serve site test lint unit chapters pages lab bench mutants notebooks clean force
+.PHONY: help book serve site test lint unit lowest lowest-here chapters pages lab lock bench \
+        mutants notebooks clean force
+.NOTPARALLEL:  # `site` removes what `pages` reads
 
 help:
 	@echo "make book       build the book from the stored outputs and say where it is"
 	@echo "make serve      build it and serve it at http://127.0.0.1:$(PORT)"
 	@echo "make test       lint, unit tests, every chapter, a strict build, site and browser checks"
+	@echo "make lowest     unit tests with the oldest NumPy, matplotlib and threadpoolctl"
 	@echo "make lab        open the chapters in JupyterLab"
 	@echo "make bench      run the benchmarks"
 	@echo "make mutants    plant faults in attn and name those that no test notices: most of an hour"
 	@echo "make notebooks  write the practice cells, run the chapters, normalise the files"
+	@echo "make lock       write requirements.lock anew from requirements.txt"
 	@echo "make site       build from scratch, warnings are errors: what is published"
 	@echo "make clean      remove what was built (not .venv)"
 
@@ -56,7 +60,12 @@ $(STAMP): force
 endif
 endif
 
-$(STAMP): requirements.txt pyproject.toml
+# TORCH_INDEX=https://download.pytorch.org/whl/cpu takes torch, and nothing else, from that index: on
+# Linux, PyPI's own build brings CUDA, several gigabytes.
+PIP := $(RUN) -m pip --disable-pip-version-check -qq
+TORCH := $(shell grep '^torch==' requirements.txt)
+
+$(STAMP): requirements.txt requirements.lock pyproject.toml
 	@$(find_python); \
 	want="$$("$$python" -c 'import sys; print(sys.version_info[:2])')"; \
 	have="$$($(RUN) -c 'import sys, pip; print(sys.version_info[:2])' 2>/dev/null)"; \
@@ -64,7 +73,10 @@ $(STAMP): requirements.txt pyproject.toml
 	    echo "Making $(VENV) with $$found"; "$$python" -m venv --clear $(VENV) || exit 1; \
 	fi; \
 	echo "Installing the pinned packages into $(VENV): about 1.8 GB, a minute or two the first time"; \
-	$(RUN) -m pip install -qq --disable-pip-version-check -r requirements.txt && touch $@
+	$(PIP) install --require-hashes -r requirements.lock && \
+	$(PIP) install $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX) --no-deps) $(TORCH) && \
+	$(PIP) install --no-build-isolation --no-deps -e . && \
+	$(PIP) check && touch $@
 
 # --- The book -------------------------------------------------------------------------------------
 
@@ -89,9 +101,20 @@ test: lint unit chapters site pages
 
 lint: $(STAMP)
 	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+
+UNIT := $(PYTEST) --doctest-modules attn tests $(addprefix --ignore=tests/test_,site.py browser.py)
 
 unit: $(STAMP)
-	$(PYTEST) --doctest-modules attn tests --ignore=tests/test_site.py --ignore=tests/test_browser.py
+	$(UNIT)
+
+# What pyproject.toml says it can do with, in an environment of its own.
+lowest:
+	$(MAKE) --no-print-directory VENV=.venv-lowest lowest-here
+
+lowest-here: $(STAMP)
+	$(PIP) install -r requirements-lowest.txt
+	$(UNIT) --ignore=tests/test_packaging.py
 
 # A notebook without a practice file is a reader's own.
 PRACTICE := $(wildcard book/practice/*.py)
@@ -108,10 +131,16 @@ pages: $(STAMP)
 
 $(LAB_STAMP): requirements-lab.txt $(STAMP)
 	@echo "Installing JupyterLab into $(VENV)"
-	@$(RUN) -m pip install -qq --disable-pip-version-check -r requirements-lab.txt && touch $@
+	@$(PIP) install -r requirements-lab.txt && touch $@
 
 lab: $(LAB_STAMP)
 	$(RUN) -m jupyterlab --notebook-dir=book $(LAB_FLAGS)
+
+lock: $(STAMP)
+	$(PIP) install -r requirements-uv.txt
+	$(VENV)/bin/uv pip compile --quiet --system-certs --universal --python-version 3.11 \
+	    --generate-hashes --no-annotate --no-emit-package torch --no-emit-package attn \
+	    --custom-compile-command "make lock" requirements.txt -o requirements.lock $(LOCK_FLAGS)
 
 bench: $(STAMP)
 	$(RUN) benchmarks/attention.py
