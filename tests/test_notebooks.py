@@ -14,7 +14,7 @@ import pytest
 import yaml
 from _tools import notebooks, rules
 from _tools.normal import dumps, normalise, small_png
-from _tools.placing import COLAB, edited, place, practice_of
+from _tools.placing import COLAB, TIME, edited, place, practice_of
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 from PIL import Image
 from practice.cells import solution
@@ -60,6 +60,11 @@ def figure_names(nb):
             if "name" in cell.metadata.get("mystnb", {}).get("figure", {})]
 
 
+@pytest.mark.parametrize("path", CHAPTERS, ids=NAMES)
+def test_a_chapter_says_once_how_long_it_takes(path):
+    assert sum(len(TIME.findall(cell.source)) for cell in notebooks.read(path).cells) == 1
+
+
 # A small chapter that keeps every rule, and one broken thing at a time
 
 FIGURE = {"image": {"alt": "Two bars, the left one twice as high as the right one."},
@@ -69,7 +74,7 @@ SECOND = {"image": {"alt": "Two bars, the right one twice as high as the left on
 TEXT = """\
 # Sample chapter
 
-In 30 minutes.
+**Time** 30 minutes, and 5 for the exercises.
 ===
 ## Objectives
 
@@ -294,6 +299,15 @@ def test_a_changed_stub_loses_its_outputs_and_must_run_again(nb, sample):
     again = place(nb, sample)
     assert len(list(rules.every_cell_was_run(again))) == 1
     assert list(rules.practice_problems(again, sample)) == []
+
+
+def test_the_minutes_of_the_exercises_are_their_sum(nb, sample):
+    minutes = sum(exercise.minutes for exercise in sample.exercises.values())
+    said = f"**Time** 30 minutes, and {minutes} for the exercises."
+    assert said in nb.cells[0].source
+    nb.cells[0].source = nb.cells[0].source.replace(f"and {minutes}", "and\n99")
+    assert any("not up to date" in problem for problem in rules.practice_problems(nb, sample))
+    assert said.replace("and ", "and\n") in place(nb, sample).cells[0].source
 
 
 def test_the_colab_cell_is_harmless_elsewhere(monkeypatch):

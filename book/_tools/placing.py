@@ -12,6 +12,8 @@ from _tools.normal import digest
 from nbformat.v4 import new_code_cell
 from practice.cells import generated
 
+# What a chapter says at its top; the second number is the sum of its exercises.
+TIME = re.compile(r"(\*\*Time\*\*\s+\d+\s+minutes,\s+and\s+)\d+(\s+for\s+the\s+exercises)")
 PLACE = re.compile(r"\s*\[practice: ([\w-]+)\]\s*")
 
 REPOSITORY = "https://github.com/attention-book/attention-book"
@@ -61,6 +63,7 @@ def edited(nb, practice):
 def place(nb, practice):
     """Return the notebook with every generated cell as the chapter's practice has it now.
 
+    So are the minutes of its exercises, in the sentence that says how long the chapter takes.
     A code cell that did not change keeps its outputs; one that did has to be run again.
     """
     nb, groups = copy.deepcopy(nb), generated(practice)
@@ -77,6 +80,10 @@ def place(nb, practice):
             cells += [_with_outputs(new, old) for new in groups[group]]
     nb.cells = cells
     _place_colab(nb, old)
+    minutes = sum(exercise.minutes for exercise in practice.exercises.values())
+    for cell in nb.cells:
+        if cell.cell_type == "markdown":
+            cell.source = TIME.sub(rf"\g<1>{minutes}\g<2>", cell.source)
     return nb
 
 
