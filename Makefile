@@ -108,13 +108,14 @@ UNIT := $(PYTEST) --doctest-modules attn tests $(addprefix --ignore=tests/test_,
 unit: $(STAMP)
 	$(UNIT)
 
-# What pyproject.toml says it can do with, in an environment of its own.
+# What pyproject.toml says it can do with, in an environment of its own. An old matplotlib calls what
+# a new pyparsing will drop: its warnings are not ours.
 lowest:
 	$(MAKE) --no-print-directory VENV=.venv-lowest lowest-here
 
 lowest-here: $(STAMP)
 	$(PIP) install -r requirements-lowest.txt
-	$(UNIT) --ignore=tests/test_packaging.py
+	$(UNIT) -W default::DeprecationWarning --ignore=tests/test_packaging.py
 
 # A notebook without a practice file is a reader's own.
 PRACTICE := $(wildcard book/practice/*.py)
@@ -136,7 +137,9 @@ $(LAB_STAMP): requirements-lab.txt $(STAMP)
 lab: $(LAB_STAMP)
 	$(RUN) -m jupyterlab --notebook-dir=book $(LAB_FLAGS)
 
-lock: $(STAMP)
+# LOCK_FLAGS=--upgrade takes the newest that the pins allow.
+lock:
+	@test -x $(RUN) || $(MAKE) --no-print-directory $(STAMP)
 	$(PIP) install -r requirements-uv.txt
 	$(VENV)/bin/uv pip compile --quiet --system-certs --universal --python-version 3.11 \
 	    --generate-hashes --no-annotate --no-emit-package torch --no-emit-package attn \

@@ -11,6 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "mutation"))
@@ -251,7 +252,9 @@ def test_every_requirement_is_pinned():
     assert lines[-1] == "-e ."
     loose = [
         line
-        for line in lines[:-1] + requirements("requirements-lab.txt")
+        for line in lines[:-1]
+        + requirements("requirements-lab.txt")
+        + requirements("requirements-uv.txt")
         if not re.fullmatch(r"[\w.-]+(==[\w.]+|~=\d+\.\d+\.\d+)", line)
     ]
     assert loose == []
@@ -270,6 +273,51 @@ def test_ci_runs_the_test_command_of_the_readme():
     assert last == f"REQUIRE_BROWSER=1 {command}"
     workflow = (ROOT / ".github" / "workflows" / "test.yml").read_text(encoding="utf-8")
     assert "run: bash .ci/run" in workflow
+
+
+def workflow():
+    text = (ROOT / ".github" / "workflows" / "test.yml").read_text(encoding="utf-8")
+    return text, yaml.safe_load(text)
+
+
+def test_what_is_published_is_what_was_tested():
+    """One job builds, tests and hands on its pages; another deploys them and builds nothing."""
+    _, parts = workflow()
+    steps = parts["jobs"]["book"]["steps"]
+    tested = next(i for i, step in enumerate(steps) if step.get("run") == "bash .ci/run")
+    kept = next(
+        i for i, step in enumerate(steps) if "upload-pages-artifact" in step.get("uses", "")
+    )
+    assert tested < kept
+    assert "if" not in steps[kept]  # it runs only where all before it passed
+    publish = parts["jobs"]["publish"]
+    assert set(publish["needs"]) == parts["jobs"].keys() - {"publish"}
+    assert [step["uses"].partition("@")[0] for step in publish["steps"]] == ["actions/deploy-pages"]
+    assert [path.name for path in (ROOT / ".github" / "workflows").iterdir()] == ["test.yml"]
+
+
+def test_actions_are_pinned_by_digest():
+    text, _ = workflow()
+    uses = re.findall(r"uses: (.*)", text)
+    loose = [
+        use for use in uses if not re.fullmatch(r"[\w/-]+@[0-9a-f]{40}  # v\d+\.\d+\.\d+", use)
+    ]
+    assert uses
+    assert loose == []
+    assert len({use.partition("@")[0] for use in uses}) == len(set(uses))  # one version of each
+
+
+def test_torch_has_an_index_of_its_own_and_nothing_else_has():
+    _, parts = workflow()
+    assert parts["env"] == {"TORCH_INDEX": "https://download.pytorch.org/whl/cpu"}
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    (line,) = [line for line in makefile.splitlines() if "$(TORCH_INDEX)" in line]
+    assert "--index-url $(TORCH_INDEX) --no-deps) $(TORCH)" in line
+    assert "install --require-hashes -r requirements.lock" in makefile
+
+
+def test_make_does_one_thing_at_a_time():
+    assert re.search(r"^\.NOTPARALLEL:", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
 
 
 def test_the_address_of_the_repository_is_the_same_everywhere():
