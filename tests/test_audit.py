@@ -10,7 +10,7 @@ from torch import nn
 
 import attn
 from attn import Causal, Dilated, KeyPadding, PrefixLM, SameDocument, SlidingWindow, dense_mask
-from attn.audit.cover import covering_sets
+from attn.audit.cover import covering_pools
 
 N = 11
 IDS = np.array([0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2])
@@ -152,7 +152,7 @@ def test_what_is_no_mask_is_refused(bad, error, says):
         attn.audit_mask(bad)
 
 
-# covering sets
+# covering pools
 
 
 @pytest.mark.parametrize(
@@ -167,28 +167,28 @@ def test_what_is_no_mask_is_refused(bad, error, says):
     ],
     ids=repr,
 )
-def test_sets_look_at_every_forbidden_pair_and_at_no_other(rule, most):
+def test_pools_test_every_forbidden_pair_and_no_other(rule, most):
     allowed = dense_mask(rule, 47, 47)[0, 0] | np.eye(47, dtype=bool)
-    looked = np.zeros_like(allowed)
-    sets = covering_sets(allowed)
-    for positions in sets:
-        blind = ~(allowed & positions).any(axis=1)
-        looked |= blind[:, None] & positions
-    assert np.array_equal(looked, ~allowed)
-    assert len(sets) <= most
+    tested = np.zeros_like(allowed)
+    pools = covering_pools(allowed)
+    for pool in pools:
+        blind = ~(allowed & pool).any(axis=1)
+        tested |= blind[:, None] & pool
+    assert np.array_equal(tested, ~allowed)
+    assert len(pools) <= most
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_sets_for_random_masks(seed):
+def test_pools_for_random_masks(seed):
     allowed = np.random.default_rng(seed).random((13, 17)) < 0.4
-    looked = np.zeros_like(allowed)
-    for positions in covering_sets(allowed):
-        looked |= ~(allowed & positions).any(axis=1)[:, None] & positions
-    assert np.array_equal(looked, ~allowed)
+    tested = np.zeros_like(allowed)
+    for pool in covering_pools(allowed):
+        tested |= ~(allowed & pool).any(axis=1)[:, None] & pool
+    assert np.array_equal(tested, ~allowed)
 
 
-def test_no_sets_where_nothing_is_forbidden():
-    assert covering_sets(ONES) == []
+def test_no_pools_where_nothing_is_forbidden():
+    assert covering_pools(ONES) == []
 
 
 # influence and find_leaks

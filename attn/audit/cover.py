@@ -1,20 +1,21 @@
-"""Which inputs to change at once, so that few calls look at every pair that a mask forbids.
+"""Which inputs to change at once, so that few calls test every pair that a mask forbids.
 
-If the positions J change, an output that may see none of J must stay as it is: one call looks at
-all pairs (such an output, a position in J). Documents, padding and windows need a handful of such
-sets whatever their length; a triangle needs L - 1, and no method needs fewer: the pair (t, t + 1)
-is looked at only by a set whose first position is t + 1. Imports nothing from the package.
+A *pool* is a set of positions that change together. An output that may see none of them must stay
+as it is, so one call tests all pairs (such an output, a position of the pool). Documents, padding
+and windows need a handful of pools whatever their length; a triangle needs L - 1, and no method
+needs fewer: the pair (t, t + 1) is tested only by a pool whose first position is t + 1. Imports
+nothing from the package.
 """
 
 import numpy as np
 
 
-def covering_sets(allowed):
-    """Sets of positions that together look at every forbidden pair, as few as three ways find.
+def covering_pools(allowed):
+    """Pools that together test every forbidden pair, as few as three ways of choosing find.
 
-    Row by row, everything that is hidden from it; before that, as long as they look at more new
-    pairs than an average row does, random sets (good for documents and padding) or combs (good for
-    windows). Sets that the others make needless are dropped.
+    Row by row, everything that is hidden from it; before that, as long as they test more new pairs
+    than an average row does, random pools (good for documents and padding) or combs (good for
+    windows). Pools that the others make needless are dropped.
 
     Parameters
     ----------
@@ -29,49 +30,49 @@ def covering_sets(allowed):
     Examples
     --------
     >>> halves = np.kron(np.eye(2, dtype=bool), np.ones((50, 50), bool))
-    >>> len(covering_sets(halves)), len(covering_sets(np.tril(np.ones((100, 100), bool))))
+    >>> len(covering_pools(halves)), len(covering_pools(np.tril(np.ones((100, 100), bool))))
     (2, 99)
     """
-    plans = (_plan(allowed, candidates) for candidates in (_random, _combs, lambda allowed: ()))
-    return min(plans, key=len)
+    designs = (_design(allowed, candidates) for candidates in (_random, _combs, lambda allowed: ()))
+    return min(designs, key=len)
 
 
-def _plan(allowed, candidates):
+def _design(allowed, candidates):
     # float32, because BLAS counts pairs faster than booleans are looked up
-    seen, open_pairs = allowed.astype(np.float32), (~allowed).astype(np.float32)
-    firsts = np.unique(allowed, axis=0, return_index=True)[1]
-    left, chosen = open_pairs.sum(), []
-    for positions in candidates(allowed):
-        gain = _count(open_pairs, seen, positions)
-        if gain * len(firsts) > left:
-            chosen.append(positions)
-            open_pairs[_pairs(seen, positions)] = 0
-            left -= gain
-    for row in firsts:
-        if open_pairs[row].any():
-            chosen.append(~allowed[row])
-            open_pairs[_pairs(seen, chosen[-1])] = 0
-    return _needed(chosen, seen)
+    visible, untested = allowed.astype(np.float32), (~allowed).astype(np.float32)
+    distinct_rows = np.unique(allowed, axis=0, return_index=True)[1]
+    left, pools = untested.sum(), []
+    for pool in candidates(allowed):
+        new = _count(untested, visible, pool)
+        if new * len(distinct_rows) > left:
+            pools.append(pool)
+            untested[_tested(visible, pool)] = 0
+            left -= new
+    for row in distinct_rows:
+        if untested[row].any():
+            pools.append(~allowed[row])
+            untested[_tested(visible, pools[-1])] = 0
+    return _needed(pools, visible)
 
 
-def _blind(seen, positions):
-    """The outputs that may see none of the positions."""
-    return seen @ positions.astype(np.float32) == 0
+def _blind(visible, pool):
+    """The outputs that may see no position of the pool."""
+    return visible @ pool.astype(np.float32) == 0
 
 
-def _pairs(seen, positions):
-    """The pairs that a set looks at: blind outputs with its positions."""
-    return np.ix_(_blind(seen, positions), positions)
+def _tested(visible, pool):
+    """The pairs that a pool tests: blind outputs with its positions."""
+    return np.ix_(_blind(visible, pool), pool)
 
 
-def _count(pairs, seen, positions):
-    """How many of the marked pairs a set looks at."""
-    blind = _blind(seen, positions).astype(np.float32)
-    return float(blind @ (pairs @ positions.astype(np.float32)))
+def _count(pairs, visible, pool):
+    """How many of the marked pairs a pool tests."""
+    blind = _blind(visible, pool).astype(np.float32)
+    return float(blind @ (pairs @ pool.astype(np.float32)))
 
 
 def _random(allowed):
-    """Random sets of every density, in which inputs that the same outputs see stand together."""
+    """Candidates: random pools of every density, where inputs that look alike go together."""
     rng = np.random.default_rng(0)
     classes = np.unique(allowed, axis=1, return_inverse=True)[1].ravel()
     number = int(classes.max()) + 1
@@ -81,22 +82,22 @@ def _random(allowed):
 
 
 def _combs(allowed):
-    """Every other block of 1, 2, 4, … positions, from every start."""
+    """Candidates: every other block of 1, 2, 4, … positions, from every start."""
     k = np.arange(allowed.shape[1])
     for width in 2 ** np.arange(int(np.log2(len(k))) + 1):
         for start in range(2 * width):
             yield (k + start) // width % 2 == 0
 
 
-def _needed(chosen, seen):
-    """Without the sets of which every pair is looked at by another one too."""
-    looks = np.zeros(seen.shape, np.int32)
-    for positions in chosen:
-        looks[_pairs(seen, positions)] += 1
+def _needed(pools, visible):
+    """Without the pools of which another one tests every pair too."""
+    times = np.zeros(visible.shape, np.int32)
+    for pool in pools:
+        times[_tested(visible, pool)] += 1
     kept = []
-    for positions in chosen:
-        if _count((looks == 1).astype(np.float32), seen, positions):
-            kept.append(positions)
+    for pool in pools:
+        if _count((times == 1).astype(np.float32), visible, pool):
+            kept.append(pool)
         else:
-            looks[_pairs(seen, positions)] -= 1
+            times[_tested(visible, pool)] -= 1
     return kept

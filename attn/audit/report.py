@@ -20,9 +20,12 @@ class Leak(NamedTuple):
 
     def __str__(self):
         row = f" (batch row {self.batch})" if self.batch else ""
+        source = f"input {self.input}"
+        if self.kind == "another batch row":
+            source = "another batch row"
         return (
-            f"output {self.output}{row} changes by {self.size:.3g} when input {self.input} "
-            f"changes: it looks into {self.kind}"
+            f"output {self.output}{row} changes by {self.size:.3g} when {source} changes: it looks "
+            f"into {self.kind}"
         )
 
 
@@ -33,7 +36,7 @@ class LeakReport:
     Attributes
     ----------
     passed : bool
-        Every pair that the mask hides was looked at, and no output changed.
+        Every pair that the mask hides was tested, and no output changed by more than rounding.
     leak : Leak or None
         The first: the lowest output position, and for it the lowest input position.
     outputs : tuple of int
@@ -42,9 +45,12 @@ class LeakReport:
         Two equal calls differed, as with dropout in training mode. The random numbers were then
         repeated in every call, so that a change of the output is still due to the input.
     notes : tuple of str
-        What could not be judged: outputs that are NaN, chance that cannot be repeated.
+        What could not be judged (outputs that are NaN, randomness that cannot be repeated), what
+        was put down to rounding, how the arrays were read.
     calls : int
-        How often the function was called.
+        Number of calls of the function.
+    rounding : float
+        The largest change that was put down to rounding and not counted; 0 if there was none.
     """
 
     passed: bool
@@ -53,9 +59,11 @@ class LeakReport:
     random: bool
     notes: tuple[str, ...]
     calls: int
+    rounding: float = 0.0
 
     def __str__(self):
-        verdict = f"Leak: {self.leak}." if self.leak else "No leak found."
+        verdict = "No leak found." if self.passed else "No verdict."
+        verdict = f"Leak: {self.leak}." if self.leak else verdict
         more = [f"Outputs that leak: {_ranges(self.outputs)}."] if len(self.outputs) > 1 else []
         return "\n".join((verdict, *more, *self.notes, f"({self.calls} calls)"))
 
@@ -77,7 +85,19 @@ def kind_of(meant, output, first):
             in_one_piece = np.ptp(np.flatnonzero(document)) + 1 == document.sum()
             return "another document" if in_one_piece else "a position that the mask hides"
     later = first - output + (meant.shape[0] - meant.shape[1])
-    return "the future" if later > 0 else "the past beyond the window"
+    if later > 0:
+        return "the future"
+    if _is_window(meant):
+        return "the past beyond the window"
+    return "an earlier position that the mask hides"
+
+
+def _is_window(meant):
+    """Does what is visible begin one position later with every query, once it has begun to move?"""
+    visible = meant[meant.any(axis=1)]
+    starts = visible.argmax(axis=1)
+    moving = starts[starts > 0]
+    return len(moving) > 0 and bool((np.diff(moving) <= 1).all() and (np.diff(moving) >= 0).all())
 
 
 def _reachable(meant, start):
