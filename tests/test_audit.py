@@ -55,9 +55,10 @@ def test_a_literal_mask_with_its_numbers():
         1,
     )
     texts = {finding.name: finding.text for finding in audit.findings}
-    assert texts["empty rows"] == "query 1 may attend to nothing."
+    text = "query 1 may attend to nothing, and nobody attends to its key."
+    assert texts["empty rows"] == text
     assert texts["keys never seen"] == "key 1, some between keys that are seen."
-    assert not audit.passed
+    assert audit.passed  # as a token of padding between others
 
 
 @pytest.mark.parametrize(
@@ -67,10 +68,8 @@ def test_a_literal_mask_with_its_numbers():
         (np.tril(ONES, 1), "off-by-one triangle (one long)", "query 0 sees key 1: every query"),
         (~np.tril(ONES), "looks inverted", "no query sees itself"),
         (~dense_mask(SameDocument(IDS), N, N), "looks inverted", "~mask?"),
-        (np.tril(ONES) & (np.arange(N) >= 3), "empty rows", "queries 0 to 2 may attend"),
-        (ONES & (np.arange(N) != 4), "keys never seen", "key 4, some between"),
-        (np.zeros((3, 5), bool), "keys never seen", "the mask hides everything"),
-        (np.tril(np.ones((3, 5), bool)), "upper-left triangle", "q_offset = S - L = 2"),
+        (np.tril(ONES) & (np.arange(N) != 3)[:, None], "empty rows", "query 3 may attend"),
+        (np.zeros((3, 5), bool), "hides everything", "no query sees any of the 5 keys"),
     ],
 )
 def test_serious_mistakes_are_named(mask, expected, says):
@@ -84,18 +83,30 @@ def test_serious_mistakes_are_named(mask, expected, says):
 
 def test_the_first_pair_of_a_future_seen_by_mistake():
     mask = np.tril(ONES)
-    mask[2, 5] = mask[6, 7] = True
+    mask[2, 5] = True
     (finding,) = attn.audit_mask(mask).findings
-    assert finding.name == "sees the future"
-    assert finding.text == "query 2 sees key 5, the first of 2 above the diagonal."
+    assert (finding.name, finding.serious) == ("sees the future", True)
+    text = "query 2 sees key 5 but not key 3, which query 5 sees; no other query sees a later key."
+    assert finding.text == text
+    mask[6, 8] = True
+    (finding,) = attn.audit_mask(mask).findings
+    assert "; 2 such pairs" in finding.text
+
+
+def test_a_future_without_a_pattern_is_remarked():
+    mask = np.tril(ONES)
+    mask[2, 5] = mask[6, 8] = mask[4, 7] = True
+    (finding,) = attn.audit_mask(mask).findings
+    assert (finding.name, finding.serious) == ("sees the future", False)
+    assert finding.text == "query 2 sees key 5, the first of 3 above the diagonal."
 
 
 def test_a_document_that_another_one_looks_into():
     mask = dense_mask(SameDocument(IDS), N, N)
     mask[0, 0, 4, 1] = True
-    assert names(mask) == ["asymmetric document blocks"]
-    text = attn.audit_mask(mask).findings[0].text
-    assert text.startswith("query 4 sees key 1, but query 1 does not see key 4")
+    assert names(mask) == ["stray pair"]
+    text = "query 4 sees key 1 but not key 0, which query 1 sees; all other pairs fit together."
+    assert attn.audit_mask(mask).findings[0].text == text
 
 
 @pytest.mark.parametrize(
@@ -104,6 +115,8 @@ def test_a_document_that_another_one_looks_into():
         (dense_mask(KeyPadding(stop=7), N, N), "keys never seen"),
         (dense_mask(KeyPadding(start=2), N, N), "keys never seen"),
         (dense_mask(Causal() & KeyPadding(stop=7), N, N), "keys never seen"),
+        (ONES & (np.arange(N) != 4), "keys never seen"),
+        (~np.eye(N, dtype=bool), "no query sees itself"),
         (dense_mask(SlidingWindow(3, 1), N, N), "looks ahead"),
         (ONES, "hides nothing"),
         (np.tile(np.tril(ONES), (1, 3, 1, 1)), "equal heads"),
@@ -117,17 +130,42 @@ def test_remarks_do_not_fail(mask, expected):
     assert f"· {expected}: " in str(audit)
 
 
+def test_the_triangle_of_a_cache_that_is_not_full():
+    audit = attn.audit_mask(np.tril(np.ones((3, 5), bool)))
+    found = {finding.name: finding for finding in audit.findings}
+    assert audit.passed
+    assert "q_offset = S - L = 2" in found["upper-left triangle"].text
+
+
+def test_padding_sees_nothing_and_is_not_seen():
+    audit = attn.audit_mask(np.tril(ONES) & (np.arange(N) >= 3))
+    assert audit.passed
+    assert audit.findings[0].text.startswith("queries 0 to 2 may attend to nothing, and nobody")
+
+
+def test_an_empty_row_of_a_batch_is_no_mistake():
+    mask = np.stack([np.tril(ONES), np.zeros_like(ONES)])[:, None]
+    found = {finding.name: finding for finding in attn.audit_mask(mask).findings}
+    assert not found["hides everything"].serious
+    assert "(in mask[1, 0])" in found["hides everything"].text
+
+
 def test_the_batch_row_and_head_of_a_finding():
     mask = np.tile(np.tril(ONES), (2, 3, 1, 1))
     mask[1, 2, 4] = False
     (finding,) = attn.audit_mask(mask).findings
-    assert finding.text == "query 4 may attend to nothing (in mask[1, 2])."
+    assert finding.text == (
+        "query 4 may attend to nothing, though others attend to key 4 (in mask[1, 2])."
+    )
 
 
 def test_long_lists_are_cut_short():
     mask = ONES & (np.arange(N) % 2 == 0)[:, None]
     text = attn.audit_mask(mask).findings[0].text
-    assert text == "queries 1, 3, 5, 7, 9 (5 in all) may attend to nothing."
+    assert text == (
+        "queries 1, 3, 5, 7, 9 (5 in all) may attend to nothing, and every other query attends to "
+        "their keys: padding on the wrong axis?"
+    )
     many = np.ones((40, 3), bool) & (np.arange(40) % 2 == 0)[:, None]
     assert "queries 1, 3, 5, 7, 9, 11, … (20 in all)" in attn.audit_mask(many).findings[0].text
 
@@ -386,6 +424,7 @@ def test_chance_that_cannot_be_repeated_is_said_and_not_judged():
     assert report.random
     assert report.leak is None
     assert "nothing can be said of leaks" in str(report)
+    assert str(report).startswith("No verdict.")
     with pytest.raises(ValueError, match="function: expected equal outputs for equal inputs"):
         attn.influence(lambda x: x + rng.normal(), X)
 
@@ -457,6 +496,8 @@ def test_outputs_that_are_nan_cannot_be_judged():
     assert report.leak is None
     assert not report.passed
     assert "Outputs [4] are NaN" in str(report)
+    assert str(report).startswith("No verdict.")
+    assert "No leak found" not in str(report)
 
 
 def test_nan_in_some_feature_is_no_change():
@@ -500,10 +541,15 @@ def test_outputs_of_another_length_need_a_mask_written_out():
     ("function", "x", "error", "says"),
     [
         (3, X, TypeError, "function: expected a callable"),
-        (abs, [1.0, 2.0], TypeError, "x: expected an array or a tensor, got list"),
+        (abs, [1.0, 2.0], TypeError, "x: expected an array, .* got list"),
         (abs, np.float64(1), ValueError, r"x: expected shape \(L, …\) or \(B, L, …\)"),
         (abs, np.zeros((0, 3)), ValueError, "none of them 0"),
-        (lambda x: (x, x), X, TypeError, "return one array or tensor, got tuple"),
+        (lambda x: ("x", 3), X, TypeError, "return an array or a tensor, .* got tuple"),
+        (lambda x: None, X, TypeError, "return an array or a tensor, .* got NoneType"),
+        (lambda x: x[:0], X, ValueError, r"with numbers to compare, got an empty one, \(0, 3\)"),
+        (lambda x: x[:, :0], X, ValueError, "with numbers to compare"),
+        (np.ma.masked_array, X, ValueError, "with numbers to compare, got a masked array"),
+        (abs, np.ma.masked_array(X, X > 1), TypeError, "x: expected a plain array .* masked array"),
         (lambda x: x.sum(), X, ValueError, r"function: expected an output of shape \(L_out, …\)"),
         (lambda x: x[: 1 + int(x[0, 0] == X[0, 0])], X, ValueError, "outputs of one shape"),
     ],

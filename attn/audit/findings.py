@@ -119,7 +119,7 @@ def audit_mask(allowed, *, cross=False):
         for finding in _findings(mask, L == S and not cross):
             if finding.name == "hides everything" and masks.any():
                 finding = finding._replace(serious=False)  # a batch row without a token
-            found.setdefault(finding.name, finding._replace(text=finding.text + place + "."))
+            found.setdefault(finding.name, finding._replace(text=_sentence(finding.text + place)))
     findings = [*found.values(), *_directions(masks, places, cross), *_repeated(allowed)]
     return MaskAudit(
         tuple(sorted(findings, key=lambda finding: not finding.serious)),
@@ -157,7 +157,8 @@ def _empty_rows(mask, is_self):
     text = f"{_listed('query', 'queries', np.flatnonzero(empty))} may attend to nothing"
     in_use = empty & mask.any(axis=0) if is_self else np.zeros_like(empty)
     if not in_use.any():
-        why = "and nobody attends to their keys" if is_self else "which is right for padding only"
+        whose = "its key" if empty.sum() == 1 else "their keys"
+        why = f"and nobody attends to {whose}" if is_self else "which is right for padding only"
         yield Finding("empty rows", f"{text}, {why}", False)
     elif empty.sum() == in_use.sum() and mask[~empty][:, empty].all() and mask.diagonal().any():
         text += ", and every other query attends to their keys: padding on the wrong axis?"
@@ -256,7 +257,7 @@ def _stray(part, places):
     most = 2
     if n < 6 or _is_window(part):
         return []
-    strays, left = [], part.copy()
+    strays, left, evidence = [], part.copy(), 0
     for _ in range(most + 1):
         seen = left.astype(np.float32)
         hidden = 1 - seen
@@ -265,13 +266,14 @@ def _stray(part, places):
         total = float((seen * (hidden @ seen.T)).sum(dtype=np.float64))
         if not total:
             break
+        evidence = evidence or total
         worst = np.unravel_index(broken.argmax(), broken.shape)
         if len(strays) == most or broken[worst] * (most - len(strays)) < total:
             return []
         strays.append(tuple(map(int, worst)))
         left[worst] = False
     # A bridge that is open both ways may be an edge of a graph.
-    if not strays or any((k, q) in strays for q, k in strays):
+    if evidence < 3 * len(strays) or not strays or any((k, q) in strays for q, k in strays):
         return []
     q, k = strays[0]
     beyond = int(np.flatnonzero(part[k] & ~part[q])[0]) if (part[k] & ~part[q]).any() else None
@@ -365,6 +367,10 @@ def _repeated(allowed):
             if (allowed == first).all():
                 text = f"all {allowed.shape[axis]} {name} are the same: an axis of length 1 will do"
                 yield Finding(f"equal {name}", text + ".", False)
+
+
+def _sentence(text):
+    return text if text.endswith("?") else text + "."
 
 
 def _count(number, what):
