@@ -180,7 +180,7 @@ def _(n):
     return (k <= q) | (image[:, None] & image)
 
 
-@published("Block diffusion", "Arriola et al. 2025, section 3.1: noised and clean copy, three parts")
+@published("Block diffusion", "Arriola et al. 2025, section 3.1: a noised and a clean copy")
 def _(n):
     n = n // 2 * 2
     noised = np.arange(n) < n // 2
@@ -384,7 +384,7 @@ def _(n):
     return same(np.arange(n) // 4) | same(np.arange(n) % 4)
 
 
-@published("Swin, shifted windows", "Liu et al. 2021, figure 4: regions that the shift moved together")
+@published("Swin, shifted windows", "Liu et al. 2021, figure 4: regions that the shift joins")
 def _(n):
     return same((np.arange(n) + 2) % n // 4)
 

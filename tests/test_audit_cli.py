@@ -157,9 +157,7 @@ def test_reports_as_json(call):
     assert report["passed"] is False
     assert report["future_pairs"] == 4
     assert report["findings"][0]["name"] == "off-by-one triangle (one long)"
-    code, output, _ = call(
-        "leaks", "mine:mean", "--input", "5x2", "--mask", "causal", "--json"
-    )
+    code, output, _ = call("leaks", "mine:mean", "--input", "5x2", "--mask", "causal", "--json")
     report = json.loads(output)
     assert code == 1
     assert (report["leak"]["output"], report["leak"]["input"]) == (0, 1)

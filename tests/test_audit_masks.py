@@ -141,7 +141,7 @@ SLIPS = {
     "ids of the keys moved by one": ((IDS[:, None] == NEXT_IDS) & TRIL, "own position hidden"),
     "ids of the queries moved by one": (NEXT_IDS[:, None] == IDS, "own position hidden"),
     "lengths of a batch read as rows": (
-        K < np.random.default_rng(0).integers(1, N, size=N)[:, None], "own position hidden"),
+        np.random.default_rng(0).integers(1, N, size=N)[:, None] > K, "own position hidden"),
     "exclusive or of triangle and image": (TRIL ^ (same(IMAGE) & (IMAGE == 0)),
                                            "own position hidden"),
     "triangle from right to left": (TRIL[:, ::-1], "own position hidden"),
@@ -171,7 +171,7 @@ def test_what_was_meant_passes():
     """The slips are slips: their right twins are no findings."""
     for mask in (TRIL, SAME, SAME & TRIL, TRIL & (Q - K < 3), TRIL | (K < 5), K // 3 <= Q // 3,
                  TRIL | same(IMAGE), np.ones_like(TRIL) & (K < 8), TRIL & (K >= 3),
-                 FRAME == FRAME[:, None]):  # fmt: skip
+                 FRAME[:, None] == FRAME):  # fmt: skip
         assert serious(mask) == []
 
 
@@ -201,5 +201,5 @@ def test_heads_that_look_in_different_directions_are_remarked():
 
 
 def test_masked_arrays_are_refused():
-    with pytest.raises(TypeError, match="allowed: expected a plain array .* got a masked array"):
+    with pytest.raises(TypeError, match=r"allowed: expected a plain array .* got a masked array"):
         attn.audit_mask(np.ma.masked_array(TRIL, mask=~TRIL))

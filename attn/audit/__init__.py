@@ -1,6 +1,7 @@
 """Is this mask what was meant, and does anything leak through this model?
 
 findings  what is wrong with a mask, seen from the mask alone
+patterns  what a square mask looks like
 leaks     which inputs change which outputs, against the mask that was meant
 cover     few pools of inputs that test many pairs at once
 probe     changing inputs of any callable, and comparing outputs

@@ -80,7 +80,7 @@ def mask(options):
     allowed = load(options.target)
     if isinstance(allowed, Mask):
         if options.length is None:
-            raise Unusable(f"{options.target} is a rule: --length says how many queries to lay it over")
+            raise Unusable(f"{options.target} is a rule: --length is the number of queries")
         keys = options.keys or options.length
         allowed = dense_mask(allowed, options.length, keys, q_offset=options.offset)
     return audit_mask(allowed, cross=options.cross)
@@ -107,11 +107,15 @@ def arguments():
     one.set_defaults(run=mask)
     two = commands.add_parser("leaks", help="which hidden inputs change which outputs")
     two.add_argument("target", metavar="module:function", help="or an nn.Module")
-    two.add_argument("--input", required=True, metavar="FILE.npy|module:name|2x32x64",
-                     help="a sequence or a batch; sizes are drawn from a normal distribution")  # fmt: skip
+    two.add_argument(
+        "--input", required=True, metavar="FILE.npy|module:name|2x32x64",
+        help="a sequence or a batch; sizes are drawn from a normal distribution",
+    )  # fmt: skip
     two.add_argument("--ids", type=int, help="draw token ids below this number instead")
-    two.add_argument("--mask", required=True, metavar="causal|padding:N|prefix:N|window:N|…",
-                     help="the mask that is meant: one of these, FILE.npy or module:name")  # fmt: skip
+    two.add_argument(
+        "--mask", required=True, metavar="causal|padding:N|prefix:N|window:N|…",
+        help="the mask that is meant: one of these, FILE.npy or module:name",
+    )  # fmt: skip
     two.add_argument("--layers", type=int, default=1, help="a stack sees further than its mask")
     two.set_defaults(run=leaks)
     for command in (one, two):

@@ -4,7 +4,7 @@ A mask is right or wrong only with respect to what was meant, so what is said he
 *Serious* is what no model in use means: a triangle that is one off, on its side or inside out, a
 position in use that sees nothing, one pair that does not fit the rest. All else is a *remark*:
 padding, heads that are all the same, a look ahead that may be meant. Imports
-attn.conventions.forms, attn.masks and attn.audit.entries.
+attn.conventions.forms, attn.masks, attn.audit.entries and attn.audit.patterns.
 """
 
 from dataclasses import dataclass
@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from attn.audit.entries import no_masked_array
+from attn.audit.patterns import by_distance, is_band, is_closed, is_grouping, is_window
 from attn.conventions import forms
 from attn.masks import Mask
 
@@ -142,7 +143,7 @@ def _findings(mask, is_self):
         yield from _self_attention(mask)
     elif L < S and np.array_equal(mask, np.tri(L, S, dtype=bool)):
         text = (
-            f"it starts upper-left, so that the last query does not see keys {L} to {S - 1}; beside "
+            f"it starts upper-left, so that the last query does not see keys {L} to {S - 1}; with "
             f"{_count(S - L, 'cached key')} it must end lower-right: q_offset = S - L = {S - L}"
         )
         yield Finding("upper-left triangle", text, False)
@@ -191,7 +192,8 @@ def _self_attention(mask):
         yield from _nobody_itself(mask[:, places], places, part)
     elif (rows & ~own).any():
         blind = places[rows & ~own]
-        text = f"{_listed('query', 'queries', blind)} cannot attend to {'its' if len(blind) == 1 else 'their'} own key"
+        whose = "its own key" if len(blind) == 1 else "their own keys"
+        text = f"{_listed('query', 'queries', blind)} cannot attend to {whose}"
         yield Finding("own position hidden", f"{text}, though other queries can")
     else:
         checks = (_one_long, _stray, _transposed, _future)
@@ -199,63 +201,40 @@ def _self_attention(mask):
 
 
 def _nobody_itself(rows, places, part):
-    """No query sees itself: a mistake if the rest is a triangle, documents or a window inside out."""
-    before = places[None] < np.arange(len(rows))[:, None]
-    after = places[None] > np.arange(len(rows))[:, None]
+    """No query sees itself: a mistake if it is a triangle, documents or a window inside out."""
+    before = places < np.arange(len(rows))[:, None]
+    after = places > np.arange(len(rows))[:, None]
     text = "no query sees itself"
     pairs = len(part) * (len(part) - 1) // 2
     all_before, all_after = np.tril(part).sum() == pairs, np.triu(part).sum() == pairs
     if not (rows & after).any():
         text += ": k < q instead of k <= q"
         yield Finding("off-by-one triangle (one short)", text)
-    elif not (rows & before).any() or all_after and not all_before:
+    elif not (rows & before).any() or (all_after and not all_before):
         yield Finding("looks inverted", f"{text}, and every query that is left sees others: ~mask?")
-    elif _is_grouping(~part) or _is_band(~part):
-        yield Finding("looks inverted", f"{text}, but all that is far or in other documents: ~mask?")
+    elif is_grouping(~part) or is_band(~part):
+        yield Finding("looks inverted", f"{text}, but all that is far or apart: ~mask?")
     else:
         yield Finding("no query sees itself", "every query sees others only", False)
-
-
-def _is_grouping(mask):
-    """Blocks in which everyone sees everyone, in any order, and not only single positions."""
-    return np.array_equal(mask, mask.T) and _is_closed(mask) and bool(np.triu(mask, 1).any())
-
-
-def _is_band(mask):
-    return _by_distance(mask) and bool(mask.diagonal(1).all() or mask.diagonal(-1).all())
-
-
-def _by_distance(mask):
-    """Does a pair depend on its distance alone?"""
-    return bool((mask[1:, 1:] == mask[:-1, :-1]).all())
-
-
-def _is_closed(mask):
-    """Does everyone who sees a position see what that position sees?
-
-    Then no stack of layers sees more than one of them. Triangles, prefixes, documents, frames,
-    images in a text, trees and permutations are so; windows and global tokens are not.
-    """
-    through = mask.astype(np.float32)  # BLAS multiplies floats only
-    return not ((through @ through > 0) & ~mask).any()
 
 
 def _one_long(part, places):
     """k <= q + 1, alone or within documents."""
     future = np.triu(part, 1)
     ahead = future.diagonal(1)
-    if np.triu(part, 2).any() or not (ahead[1:] & ahead[:-1]).any() or not _is_closed(np.tril(part)):
+    in_a_row = (ahead[1:] & ahead[:-1]).any()
+    if np.triu(part, 2).any() or not in_a_row or not is_closed(np.tril(part)):
         return []
     q = int(np.flatnonzero(ahead)[0])
-    text = f"query {places[q]} sees key {places[q + 1]}: every query sees one position after its own"
-    return [Finding("off-by-one triangle (one long)", f"{text}, and none sees two")]
+    text = f"query {places[q]} sees key {places[q + 1]}: every query sees one position after its"
+    return [Finding("off-by-one triangle (one long)", f"{text} own, and none sees two")]
 
 
 def _stray(part, places):
     """One pair or two, without which the mask would be closed."""
     n = len(part)
     most = 2
-    if n < 6 or _is_window(part):
+    if n < 6 or is_window(part):
         return []
     strays, left, evidence = [], part.copy(), 0
     for _ in range(most + 1):
@@ -286,38 +265,19 @@ def _stray(part, places):
     return [Finding("stray pair", f"{text}; all other pairs fit together")]
 
 
-def _is_window(part):
-    """Within each document, a pair depends on its distance alone."""
-    n = len(part)
-    tied = part | part.T
-    group = np.arange(n)
-    while True:
-        lowest = np.where(tied, group, n).min(axis=1)
-        lowest = np.minimum(lowest, group)
-        lowest = lowest[lowest]  # twice as far with every step
-        if (lowest == group).all():
-            break
-        group = lowest
-    q, k = np.nonzero(part)
-    distances = np.unique(q - k)
-    if len(np.unique(np.diff(distances))) > 1:
-        return False  # neither a run of distances nor every d-th
-    within = np.isin(np.arange(n)[:, None] - np.arange(n), distances)
-    return np.array_equal(part, within & (group[:, None] == group))
-
-
 def _transposed(part, places):
     """Every pair that is seen one way only looks ahead: a mask on its side."""
     one_way = part & ~part.T
     if not one_way.any() or np.tril(one_way, -1).any():
         return []
-    if not _is_closed(part) and not _is_window(part):
+    if not is_closed(part) and not is_window(part):
         return []  # a few random pairs, that happen to look ahead
-    if _by_distance(part) and np.tril(part, -1).any() and not part[0, -1]:
+    if by_distance(part) and np.tril(part, -1).any() and not part[0, -1]:
         return []  # a window that reaches further ahead than back
     q, k = (int(i) for i in np.argwhere(one_way)[0])
-    text = f"query {places[q]} sees key {places[k]}, and query {places[k]} does not see key {places[q]}"
-    if np.tril(part, -1).any() and _by_distance(part):
+    q, k = places[q], places[k]
+    text = f"query {q} sees key {k}, and query {k} does not see key {q}"
+    if np.tril(part, -1).any() and by_distance(part):
         back = int(np.flatnonzero(part[-1][::-1])[-1])
         return [Finding("open to the future", (
             f"every query sees all later keys and {_count(back, 'earlier one')}: q - k <= {back} "
@@ -329,9 +289,9 @@ def _transposed(part, places):
 def _future(part, places):
     """Remarks on what is seen ahead without a pattern that explains it."""
     upper, lower, n = np.triu(part, 1), np.tril(part, -1), len(part)
-    if not upper.any() or np.array_equal(part, part.T) or _is_closed(part):
+    if not upper.any() or np.array_equal(part, part.T) or is_closed(part):
         return []
-    if _by_distance(part):
+    if by_distance(part):
         ahead = int(np.flatnonzero(part[0]).max())
         return [Finding("looks ahead", f"every query sees up to {ahead} after its own", False)]
     if 4 * upper.sum() < n * (n - 1) and lower.sum() > upper.sum() and not _open(part, upper):

@@ -208,7 +208,7 @@ def _training(function, random, leak):
 
 
 def _mixes_in_training(modules, leak):
-    parts = [part for one in modules for part in getattr(one, "modules", lambda: [])()]
+    parts = [part for one in modules for part in getattr(one, "modules", list)()]
     norms = any("BatchNorm" in type(part).__name__ for part in parts)
     return norms or leak.kind == "another batch row"
 
@@ -221,8 +221,8 @@ def _rounding_note(rounding, differ):
         )
     more = " float64 sees more." if rounding.probe.eps > EPS["float64"] else ""
     return (
-        f"Hidden inputs change outputs by up to {rounding.ignored:.1g}: no more than rounding does, "
-        f"so that is no leak.{more}"
+        f"Hidden inputs change outputs by up to {rounding.ignored:.1g}: no more than rounding "
+        f"does, so that is no leak.{more}"
     )
 
 

@@ -20,7 +20,7 @@ EPS |= {"float64": 2.0**-52, "complex128": 2.0**-52}
 
 
 class Change(NamedTuple):
-    """Which positions change, bool (B, L), and by what; `nudge` moves the change itself a little."""
+    """Which positions change, bool (B, L), and by what; `nudge` moves the change by a hair."""
 
     where: np.ndarray | None = None
     kind: int = 0
@@ -101,7 +101,8 @@ class Probe:
             new = new * (1 + self.hair() * rng.uniform(-1, 1, size=new.shape))
         rows = np.broadcast_to(change.where, (self.B, self.L))
         rows = rows if self.batched else rows[0]
-        return np.where(rows.reshape(rows.shape + (1,) * (self.x.ndim - rows.ndim)), new, self.plain)
+        rows = rows.reshape(rows.shape + (1,) * (self.x.ndim - rows.ndim))
+        return np.where(rows, new, self.plain)
 
     def outputs(self, change=NOTHING):
         """What comes out, as (B, L_out, F)."""
@@ -112,7 +113,9 @@ class Probe:
         copies = len(inputs)
         plain = inputs[0] if copies == 1 else np.concatenate(inputs)
         plain = plain.swapaxes(0, 1) if self.sequence_first else plain
-        given = with_entry(self.given, self.key, self._like(plain), lambda e: self._repeat(e, copies))
+        given = with_entry(
+            self.given, self.key, self._like(plain), lambda entry: self._repeat(entry, copies)
+        )
         if self.state is not None:
             _restore(self.state)
         self.progress.call()
