@@ -19,8 +19,7 @@ import numpy as np
 
 from attn.audit.findings import audit_mask
 from attn.audit.leaks import find_leaks
-from attn.layout import dense_mask
-from attn.masks import Causal, KeyPadding, Mask, PrefixLM, SlidingWindow
+from attn.masks import Causal, KeyPadding, Mask, PrefixLM, SlidingWindow, dense_mask
 
 RULES = {"causal": Causal, "padding": KeyPadding, "prefix": PrefixLM, "window": SlidingWindow}
 FOUND, UNUSABLE = 1, 2

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from attn import checks
+from attn.arrays import dtype_name
 
 
 def is_array(thing):
@@ -16,7 +16,7 @@ def is_array(thing):
 
 
 def is_float(array):
-    return checks.dtype_name(array).startswith(("float", "bfloat", "complex"))
+    return dtype_name(array).startswith(("float", "bfloat", "complex"))
 
 
 def no_masked_array(name, array):
@@ -100,4 +100,4 @@ def as_numpy(x):
     if isinstance(x, np.ndarray):
         return x
     x = x.detach().cpu()
-    return (x.float() if checks.dtype_name(x) == "bfloat16" else x).numpy()
+    return (x.float() if dtype_name(x) == "bfloat16" else x).numpy()

@@ -1,20 +1,19 @@
 """What leaks in a model: which inputs change which outputs, against the mask that was meant.
 
-Works on anything that can be called with a sequence and returns one. Imports attn.checks,
-attn.layout, attn.masks and the other files of attn.audit.
+Works on anything that can be called with a sequence and returns one. Imports attn.arguments,
+attn.masks and the other files of attn.audit.
 """
 
 import numpy as np
 
-from attn import checks
+from attn import arguments
 from attn.audit.cover import covering_pools
 from attn.audit.entries import described
 from attn.audit.probe import EPS, Change, Probe, modules_in_training
 from attn.audit.report import Leak, LeakReport, kind_of
 from attn.audit.rounding import Rounding
 from attn.audit.stack import Stack
-from attn.layout import dense_mask
-from attn.masks import Mask
+from attn.masks import Mask, dense_mask
 
 REPEATED = "the random numbers were repeated in every call."
 UNREPEATABLE = (
@@ -138,7 +137,7 @@ def find_leaks(function, x, mask, *, layers=1, batched=None, progress=None):
     Outputs that leak: 0–3.
     (16 calls)
     """
-    checks.integer("layers", layers, low=1)
+    arguments.integer("layers", layers, low=1)
     with Probe(function, x, batched, progress) as probe:
         base, random, differ = probe.settle()
         _refuse_pooled(probe, base, mask)

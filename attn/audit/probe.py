@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from attn import checks
+from attn.arrays import dtype_name
 from attn.audit.entries import as_numpy, input_entry, is_float, output_entry, with_entry
 from attn.audit.progress import Progress
 
@@ -89,7 +89,7 @@ class Probe:
 
     def hair(self):
         """A relative change that moves the last digits of every sum, and no more."""
-        return max(2.0**-20, 8 * EPS.get(checks.dtype_name(self.x), 0))
+        return max(2.0**-20, 8 * EPS.get(dtype_name(self.x), 0))
 
     def changed(self, change):
         """x as an array, with the change in it."""
@@ -156,7 +156,7 @@ class Probe:
             came = "a masked array" if hasattr(output, "filled") else f"an empty one, {shape}"
             raise ValueError(f"function: expected an output with numbers to compare, got {came}")
         # An output of half precision is no more exact than that, whatever it is converted to.
-        finest = [EPS.get(checks.dtype_name(array), 0.0) for array in (output, self.x)]
+        finest = [EPS.get(dtype_name(array), 0.0) for array in (output, self.x)]
         self.eps = max(finest) if finest[0] else 0.0
         self.features = output.ndim - axes
         output = as_numpy(output)
