@@ -182,6 +182,13 @@ def test_two_texts_that_see_each_other_are_no_slip():
     assert serious(with_pairs(blocks, (0, 7))) == ["stray pair"]
 
 
+def test_little_evidence_is_none():
+    """Two sinks' worth of a short window: a pair less would make it closed, and so would chance."""
+    q, k = grid(6)
+    assert attn.audit_mask((k <= q) & ((k < 1) | (q - k < 2))).passed
+    assert serious(with_pairs(causal(12), (2, 6))) == ["sees the future"]
+
+
 def test_a_list_of_positions_that_does_not_start_at_0():
     mask = np.ones((5, 5), bool) & ~np.isin(np.arange(5), [1, 2, 3])
     (finding,) = attn.audit_mask(mask).findings

@@ -234,7 +234,7 @@ def _stray(part, places):
     """One pair or two, without which the mask would be closed."""
     n = len(part)
     most = 2
-    if n < 6 or is_window(part):
+    if n < 6:
         return []
     strays, left, evidence = [], part.copy(), 0
     for _ in range(most + 1):

@@ -170,7 +170,8 @@ def _search(probe, base, allowed, meant, rounding):
         leaking = _sweep(stack, changes, allowed, rounding)
         leak = _mixing(probe, base, rounding)
         if leaking.any():
-            leak = _first(probe, base, allowed, meant, leaking, rounding) or leak
+            alone = stack.copies == 1 and probe.B == 1  # then the sweep has shown it already
+            leak = _first(probe, base, allowed, meant, leaking, rounding, alone) or leak
         if leak is None and leaking.any() and stack.copies > 1:
             stack.copies = 1  # what leaks among many copies does not leak alone: one change a call
             continue
@@ -303,7 +304,7 @@ def _mixing(probe, base, rounding, row=0):
     return Leak(output, 0, batch, float(gap[batch, output]), "another batch row")
 
 
-def _first(probe, base, allowed, meant, leaking, rounding):
+def _first(probe, base, allowed, meant, leaking, rounding, certain):
     """Bisect for the first input that changes the first output that leaks; None if none does."""
     output, batch = (int(i) for i in np.argwhere(leaking.T)[0])
     hidden = np.flatnonzero(~allowed[batch % len(allowed), output])
@@ -318,7 +319,7 @@ def _first(probe, base, allowed, meant, leaking, rounding):
                    for change in changes)  # fmt: skip
 
     low, high = 0, len(hidden)  # hidden[:low] changes nothing, hidden[:high] does
-    if not gap(hidden):
+    if not certain and not gap(hidden):
         return None
     while high - low > 1:
         middle = (low + high) // 2

@@ -397,6 +397,6 @@ practice.quiz(
         choice("That the function keeps to the mask, whatever the input",
                reason="It may look elsewhere for other values of x."),
         choice("That its mask is right", reason="Only that it keeps to the mask you handed over."),
-        choice("That no change at this x got through, to the last bit", right=True,
+        choice("That no change at this x got through, beyond rounding", right=True,
                reason="Evidence, for this x: strong, and not a proof."),
     ]))
