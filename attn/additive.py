@@ -11,7 +11,8 @@ import numpy as np
 
 from attn import arguments
 from attn.attention import normalise
-from attn.operands import empty_unseen, kept_pairs, working_dtype
+from attn.masks.layout import lay
+from attn.operands import empty_unseen, without_warnings, working_dtype
 
 
 def additive_weights(query, key, w_query, w_key, v, mask=None, *, q_offset=None):
@@ -60,12 +61,11 @@ def additive_weights(query, key, w_query, w_key, v, mask=None, *, q_offset=None)
     arguments.additive.weights(query.shape, key.shape, w_query.shape, w_key.shape, v.shape)
     mask = arguments.additive.mask(mask, size, query.ndim, q_offset, np.ndarray, read_values=True)
     wide = working_dtype(query.dtype)
-    keep = kept_pairs(mask, None, q_offset, size)
+    laid = lay(mask, size, q_offset)
+    keep = None if laid is None else laid.pairs()
     asking, asked = slots(query, keep, -1, size), slots(key, keep, -2, size)
-    scores = hidden_scores(
-        asking.astype(wide) @ w_query.astype(wide), asked.astype(wide) @ w_key.astype(wide),
-        v.astype(wide),
-    )  # (B, H, L, S)  # fmt: skip
+    operands = (x.astype(wide, copy=False) for x in (asking, asked, w_query, w_key, v))
+    scores = hidden_scores(*operands)  # (B, H, L, S)
     weights = normalise(scores if keep is None else np.where(keep, scores, -np.inf))
     return weights.astype(query.dtype, copy=False).reshape(*query.shape[:-1], size.S)
 
@@ -121,14 +121,16 @@ def luong_scores(query, key, weight=None, v=None):
     weight, v = (x if x is None else x.astype(wide, copy=False) for x in (weight, v))
     if v is not None:
         # W [q; k] is the sum of two products, so each query and each key is multiplied once.
-        return hidden_scores(query @ weight[:Dq], key @ weight[Dq:], v).astype(dtype, copy=False)
+        return hidden_scores(query, key, weight[:Dq], weight[Dq:], v).astype(dtype, copy=False)
     rows = query if weight is None else query @ weight  # (B, L, Dk)
     return (rows @ key.swapaxes(-1, -2)).astype(dtype, copy=False)
 
 
-def hidden_scores(query_part, key_part, v):
-    """vᵀ tanh(a_i + b_j) for all pairs: (…, L, A) and (…, S, A) to (…, L, S)."""
-    return np.tanh(query_part[..., :, None, :] + key_part[..., None, :, :]) @ v
+@without_warnings
+def hidden_scores(query, key, w_query, w_key, v):
+    """vᵀ tanh(W_q q_i + W_k k_j) for all pairs: (…, L, Dq) and (…, S, Dk) to (…, L, S)."""
+    hidden = (query @ w_query)[..., :, None, :] + (key @ w_key)[..., None, :, :]  # (…, L, S, A)
+    return np.tanh(hidden) @ v
 
 
 def slots(x, keep, axis, size):

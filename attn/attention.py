@@ -4,13 +4,59 @@
 
 The steps stand in the order in which they act: scale · dot product, softcap, + bias, removal by
 selection, softmax (with the sink in the denominator), times value. "Scores" are before the softmax,
-"weights" after it.
+"weights" after it. The steps come first, then the public functions that are made of them.
 """
 
 import numpy as np
 
 from attn import arguments
-from attn.operands import prepare, working_dtype
+from attn.operands import careful_product, prepare, without_warnings, working_dtype
+
+
+@without_warnings
+def masked_scores(call):
+    """scale · Q Kᵀ, capped, plus bias; -inf where the pair takes no part."""
+    size = call.size
+    # The G query heads of a group read one key head: fold them into the rows of one product.
+    rows = fold_groups(call.query, size.Hkv)  # (B, Hkv, G·L, D)
+    scores = call.scale * (rows @ call.key.swapaxes(-1, -2))
+    scores = scores.reshape(size.B, size.H, size.L, size.S)
+    if call.softcap is not None:
+        scores = call.softcap * np.tanh(scores / call.softcap)
+    if call.bias is not None:
+        scores = scores + call.bias
+    # Selection, not a large negative number: exp(-inf) is exactly 0 in every dtype.
+    return scores if call.keep is None else np.where(call.keep, scores, -np.inf)
+
+
+@without_warnings
+def normalise(scores, sink=None):
+    """Softmax over the last axis, with the sink's logit, if there is one, in the denominator."""
+    peak = scores.max(axis=-1, keepdims=True, initial=-np.inf)
+    if sink is not None:
+        peak = np.maximum(peak, sink[:, None, None])
+    peak = np.where(np.isneginf(peak), 0, peak)  # an empty row: exp(-inf - 0) is 0, not NaN
+    weights = np.exp(scores - peak)
+    total = weights.sum(axis=-1, keepdims=True)
+    if sink is not None:
+        total = total + np.exp(sink[:, None, None] - peak)
+    return weights / np.where(total == 0, 1, total)
+
+
+@without_warnings
+def weighted_average(weights, value, keep):
+    """Mix the values: (B, H, L, S) times (B, Hkv, S, Dv)."""
+    H, Hkv = weights.shape[1], value.shape[1]
+    output = (fold_groups(weights, Hkv) @ value).reshape(*weights.shape[:-1], value.shape[-1])
+    if keep is None or np.isfinite(output).all():
+        return output
+    return careful_product(weights, np.repeat(value, H // Hkv, axis=1), keep)
+
+
+def fold_groups(x, Hkv):
+    """(B, H, L, …) as (B, Hkv, G·L, …): the query heads of a group stand below each other."""
+    B, H, L, width = x.shape
+    return x.reshape(B, Hkv, H // Hkv * L if Hkv else 0, width)
 
 
 def softmax(scores):
@@ -33,6 +79,8 @@ def softmax(scores):
     ------
     TypeError
         `scores` is not a float array.
+    ValueError
+        `scores` has no axis.
 
     Source: Bridle (1990); the shift by the maximum, Blanchard, Higham & Higham (2021), section 3.
 
@@ -42,6 +90,7 @@ def softmax(scores):
     array([0.25, 0.75, 0.  ])
     """
     arguments.arrays(np.ndarray, scores=scores)
+    arguments.rank("scores", scores.shape, 1, "(…, S)")
     weights = normalise(scores.astype(working_dtype(scores.dtype), copy=False))
     return weights.astype(scores.dtype, copy=False)
 
@@ -132,45 +181,5 @@ def scaled_dot_product_attention(
     options = dict(bias=bias, scale=scale, softcap=softcap, sink=sink, q_offset=q_offset)
     call = prepare(query, key, value, mask, **options)
     weights = normalise(masked_scores(call), call.sink)
-    output = weighted_average(weights, call.value)
+    output = weighted_average(weights, call.value, call.keep)
     return output.astype(query.dtype, copy=False).reshape(*query.shape[:-1], call.size.Dv)
-
-
-def masked_scores(call):
-    """scale · Q Kᵀ, capped, plus bias; -inf where the pair takes no part."""
-    size = call.size
-    # The G query heads of a group read one key head: fold them into the rows of one product.
-    rows = fold_groups(call.query, size.Hkv)  # (B, Hkv, G·L, D)
-    scores = call.scale * (rows @ call.key.swapaxes(-1, -2))
-    scores = scores.reshape(size.B, size.H, size.L, size.S)
-    if call.softcap is not None:
-        scores = call.softcap * np.tanh(scores / call.softcap)
-    if call.bias is not None:
-        scores = scores + call.bias
-    # Selection, not a large negative number: exp(-inf) is exactly 0 in every dtype.
-    return scores if call.keep is None else np.where(call.keep, scores, -np.inf)
-
-
-def normalise(scores, sink=None):
-    """Softmax over the last axis, with the sink's logit, if there is one, in the denominator."""
-    peak = scores.max(axis=-1, keepdims=True, initial=-np.inf)
-    if sink is not None:
-        peak = np.maximum(peak, sink[:, None, None])
-    peak = np.where(np.isneginf(peak), 0, peak)  # an empty row: exp(-inf - 0) is 0, not NaN
-    weights = np.exp(scores - peak)
-    total = weights.sum(axis=-1, keepdims=True)
-    if sink is not None:
-        total = total + np.exp(sink[:, None, None] - peak)
-    return weights / np.where(total == 0, 1, total)
-
-
-def weighted_average(weights, value):
-    """Mix the values: (B, H, L, S) times (B, Hkv, S, Dv)."""
-    rows = fold_groups(weights, value.shape[1])  # (B, Hkv, G·L, S)
-    return (rows @ value).reshape(*weights.shape[:-1], value.shape[-1])
-
-
-def fold_groups(x, Hkv):
-    """(B, H, L, …) as (B, Hkv, G·L, …): the query heads of a group stand below each other."""
-    B, H, L, width = x.shape
-    return x.reshape(B, Hkv, H // Hkv * L if Hkv else 0, width)

@@ -10,13 +10,21 @@ above, because rowsum(P ∘ dP) = rowsum(dO ∘ O) (Dao et al. 2022, appendix B.
 those of attn.attention.
 """
 
+import math
 from typing import NamedTuple
 
 import numpy as np
 
 from attn import arguments
 from attn.attention import fold_groups, masked_scores, normalise, weighted_average
-from attn.operands import prepare, working_dtype
+from attn.operands import (
+    call,
+    careful_product,
+    empty_unseen,
+    resolved,
+    without_warnings,
+    working_dtype,
+)
 
 
 class AttentionGradients(NamedTuple):
@@ -101,30 +109,42 @@ def attention_backward(
     >>> grad.query, grad.value.ravel()
     (array([[0.5]]), array([0.5, 0.5]))
     """
-    call = prepare(
+    checked = call(
         query, key, value, mask, bias=bias, scale=scale, softcap=softcap, sink=sink,
         q_offset=q_offset,
     )  # fmt: skip
-    size = call.size
+    size = checked.size
     arguments.arrays(np.ndarray, grad_output=grad_output, query=query)
     output_shape = (*query.shape[:-1], size.Dv)
     arguments.results.gradient("grad_output", grad_output, "output", output_shape, "(B, H, L, Dv)")
-    grad_output = grad_output.reshape(size.B, size.H, size.L, size.Dv).astype(call.query.dtype)
+    forward = resolved(checked)
+    grad_output = grad_output.reshape(size.B, size.H, size.L, size.Dv).astype(forward.query.dtype)
+    if forward.keep is not None:  # the output of a row without keys is 0, whatever comes in
+        grad_output = empty_unseen(grad_output, forward.keep.any(axis=-1))
 
-    weights, sink_weight = weights_and_sink(call)
-    mean = (grad_output * weighted_average(weights, call.value)).sum(axis=-1, keepdims=True)
-    rows = fold_groups(grad_output, size.Hkv)  # (B, Hkv, G·L, Dv)
-    grad_weights = (rows @ call.value.swapaxes(-1, -2)).reshape(weights.shape)
-    grad_scores = weights * (grad_weights - mean)  # (B, H, L, S)
-    grad_value = fold_groups(weights, size.Hkv).swapaxes(-1, -2) @ rows
-    grad_query, grad_key = through_product(grad_scores, call)
+    grad_query, grad_key, grad_value, grad_scores, grad_sink = gradients(forward, grad_output)
     return AttentionGradients(
         grad_query.astype(query.dtype).reshape(query.shape),
         grad_key.astype(key.dtype).reshape(key.shape),
         grad_value.astype(value.dtype).reshape(value.shape),
         None if bias is None else sum_to(grad_scores, bias, size).astype(bias.dtype),
-        None if sink is None else -(sink_weight * mean).sum(axis=(0, 2, 3)).astype(sink.dtype),
+        None if sink is None else grad_sink.astype(sink.dtype),
     )
+
+
+@without_warnings
+def gradients(call, grad_output):
+    """dQ, dK, dV, dS and the gradient of the sink, in the working dtype."""
+    weights, sink_weight = weights_and_sink(call)
+    output = weighted_average(weights, call.value, call.keep)
+    mean = (grad_output * output).sum(axis=-1, keepdims=True)  # (B, H, L, 1)
+    rows = fold_groups(grad_output, call.size.Hkv)  # (B, Hkv, G·L, Dv)
+    grad_weights = (rows @ call.value.swapaxes(-1, -2)).reshape(weights.shape)
+    grad_scores = selected(weights * (grad_weights - mean), call.keep)  # (B, H, L, S)
+    grad_value = sum_over_queries(weights, grad_output, call)
+    grad_query, grad_key = through_product(grad_scores, call)
+    grad_sink = None if call.sink is None else -(sink_weight * mean).sum(axis=(0, 2, 3))
+    return grad_query, grad_key, grad_value, grad_scores, grad_sink
 
 
 def weights_and_sink(call):
@@ -142,16 +162,34 @@ def through_product(grad_scores, call):
     """From dS to dQ and dK, back through softcap, scale and the product Q Kᵀ."""
     if call.softcap is not None:
         capped = masked_scores(call._replace(bias=None, keep=None))
-        grad_scores = grad_scores * (1 - (capped / call.softcap) ** 2)  # tanh′ = 1 − tanh²
-    rows = call.scale * fold_groups(grad_scores, call.size.Hkv)  # (B, Hkv, G·L, S)
-    grad_query = (rows @ call.key).reshape(call.query.shape)
+        slope = 1 - (capped / call.softcap) ** 2  # tanh′ = 1 − tanh²
+        grad_scores = selected(grad_scores * slope, call.keep)
+    rows = call.scale * grad_scores
+    return weighted_average(rows, call.key, call.keep), sum_over_queries(rows, call.query, call)
+
+
+def sum_over_queries(weights, rows, call):
+    """What all queries add to a slot: (B, H, L, S) and (B, H, L, width) to (B, Hkv, S, width)."""
     # The product sums over the G · L rows, so the query heads of a group add up in their key head.
-    return grad_query, rows.swapaxes(-1, -2) @ fold_groups(call.query, call.size.Hkv)
+    size = call.size
+    result = fold_groups(weights, size.Hkv).swapaxes(-1, -2) @ fold_groups(rows, size.Hkv)
+    if call.keep is None or np.isfinite(result).all():
+        return result
+    result = careful_product(weights.swapaxes(-1, -2), rows, call.keep.swapaxes(-1, -2))
+    return result.reshape(size.B, size.Hkv, -1, *result.shape[-2:]).sum(axis=2)
+
+
+def selected(grad_scores, keep):
+    """dS is 0 where the pair takes no part, also where 0 was multiplied by NaN."""
+    return grad_scores if keep is None else np.where(keep, grad_scores, 0)
 
 
 def sum_to(grad_scores, bias, size):
     """Undo the broadcast of bias: sum dS over the axes along which one number served many pairs."""
-    grad = grad_scores.reshape(*(size.batch or (1,)), *grad_scores.shape[1:])
-    shape = (1,) * (grad.ndim - bias.ndim) + bias.shape
+    shape, batch = (1,) * (4 - bias.ndim) + bias.shape, size.batch
+    if math.prod(shape[:-3]) in (1, size.B):  # no batch axis, or all of them flattened into one
+        shape, batch = (math.prod(shape[:-3]), *shape[-3:]), (size.B,)
+    grad = grad_scores.reshape(*batch, *grad_scores.shape[1:])
+    shape = (1,) * (grad.ndim - len(shape)) + shape
     shared = tuple(axis for axis, n in enumerate(shape) if n == 1)
     return grad.sum(axis=shared).reshape(bias.shape)

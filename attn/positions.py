@@ -95,7 +95,7 @@ def rotary(x, positions, *, layout, base=10000.0, size=None):
     array([[-1.984, 1.96 , 2.462, 4.02 ]])
     """
     arguments.arrays(np.ndarray, x=x)
-    positions = np.asarray(positions)
+    positions = arguments.listed("positions", positions)
     size = arguments.positions.rotary(x.shape, positions, layout, base, size)
     angles = positions[..., None] * frequencies(size, base)  # (…, L, size/2)
     cos, sin = np.cos(angles), np.sin(angles)
@@ -177,7 +177,8 @@ def alibi_bias(num_heads, q_len, k_len, *, q_offset=0):
            [-1.5, -1. , -0.5,  0. ]])
     """
     arguments.positions.alibi(num_heads, q_len, k_len, q_offset)
-    query_at = np.reshape(q_offset, (-1, 1, 1, 1)) + np.arange(q_len)[:, None]  # (1|B, 1, L, 1)
+    start = np.asarray(q_offset, np.int64).reshape(-1, 1, 1, 1)
+    query_at = start + np.arange(q_len)[:, None]  # (1|B, 1, L, 1)
     distance = np.abs(query_at - np.arange(k_len))  # (1|B, 1, L, S)
     return alibi_slopes(num_heads)[:, None, None] * -distance
 

@@ -28,7 +28,7 @@ ARROWS = {
     "attention": GROUND | {"operands"},
     "backward": GROUND | {"attention", "operands"},
     "blockwise": GROUND | {"masks", "operands"},
-    "additive": GROUND | {"attention", "operands"},
+    "additive": GROUND | {"attention", "masks", "operands"},
     "heads": GROUND | {"attention", "cache"},
     "cache": GROUND,
     "positions": GROUND,

@@ -1,15 +1,19 @@
 """Tiles: what is skipped, what is joined, which pairs of a strip take part."""
 
+import itertools
+
 import numpy as np
 import pytest
 from mask_table import TABLE
 
 from attn import Causal, SlidingWindow, arguments
 from attn.blockwise import tiles
+from attn.masks.layout import lay
 
 
-def sizes(L, S, B=1, H=1):
-    return arguments.Sizes((B,), B, H, H, L, S, 0, 0)
+def schedule(mask, q_offset, L, S, edge, longest, B=1, H=1):
+    size = arguments.Sizes((B,), B, H, H, L, S, 0, 0)
+    return tiles.schedule(lay(mask, size, q_offset), size, edge, longest)
 
 
 def stretches(kinds, edge, longest, S):
@@ -26,7 +30,7 @@ def test_neighbours_of_a_kind_are_joined_up_to_the_longest():
 
 
 def test_causal_schedule_by_hand():
-    plan = list(tiles.schedule(Causal(), None, sizes(6, 6), edge=2, longest=4))
+    plan = list(schedule(Causal(), None, 6, 6, edge=2, longest=4))
     got = [(rows.start, [(s.keys.start, s.keys.stop, s.keep is None) for s in strips])
            for _, _, rows, strips in plan]  # fmt: skip
     assert got == [
@@ -39,19 +43,24 @@ def test_causal_schedule_by_hand():
 
 def test_a_narrow_window_reads_few_keys():
     """A window of 256 in 8192 positions sees 2 of 32 tiles in a row, so 3 % of the pairs."""
-    plan = tiles.schedule(SlidingWindow(255), None, sizes(8192, 8192), *tiles.edges(None))
+    plan = schedule(SlidingWindow(255), None, 8192, 8192, *tiles.edges(None))
     read = sum(s.keys.stop - s.keys.start for *_, strips in plan for s in strips)
     assert read == 63 * tiles.QUERY_EDGE
 
 
-@pytest.mark.parametrize("as_array", [False, True])
-@pytest.mark.parametrize("edge", [1, 2, 3, 50])
 @pytest.mark.parametrize("row", TABLE, ids=str)
-def test_schedule_holds_every_pair_once(row, edge, as_array):
-    mask = row.allowed if as_array else row.mask
-    size = sizes(row.L, row.S, row.batch, row.heads)
-    got = np.zeros((row.batch, row.heads, row.L, row.S), int)
-    for b, h, rows, strips in tiles.schedule(mask, row.q_offset, size, edge, 2 * edge):
-        for strip in strips:
-            got[b, h, rows, strip.keys] += 1 if strip.keep is None else strip.keep
-    assert (got == row.allowed).all()
+def test_schedule_holds_every_pair_once(row):
+    for mask, edge in itertools.product((row.mask, row.allowed), (1, 2, 3, 50)):
+        got = np.zeros((row.batch, row.heads, row.L, row.S), int)
+        sizes = row.L, row.S, edge, 2 * edge, row.batch, row.heads
+        for b, h, rows, strips in schedule(mask, row.q_offset, *sizes):
+            for strip in strips:
+                got[b, h, rows, strip.keys] += 1 if strip.keep is None else strip.keep
+        assert (got == row.allowed).all(), (edge, type(mask))
+
+
+def test_without_heads_or_queries_there_is_nothing_to_read():
+    for sizes in (dict(H=0), dict(B=0), dict(L=0)):
+        options = {"L": 3, "S": 5, "edge": 2, "longest": 4, **sizes}
+        assert list(schedule(Causal(), 0, **options)) == []
+        assert list(schedule(None, 0, **options)) == []

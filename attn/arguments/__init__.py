@@ -15,15 +15,25 @@ May import attn.arrays, and no other part of the package.
 """
 
 from attn.arguments import additive, heads, positions, results
-from attn.arguments.call import NO_VALUE, UPPER_LEFT_OR_LOWER_RIGHT, Sizes, is_rule, options, sizes
+from attn.arguments.call import (
+    NO_VALUE,
+    UPPER_LEFT_OR_LOWER_RIGHT,
+    Sizes,
+    is_rule,
+    mask,
+    options,
+    sizes,
+)
 from attn.arguments.values import (
     FLOAT_DTYPES,
     arrays,
     integer,
+    listed,
     number,
     offset,
     one_library,
     per_row,
+    plain,
     rank,
 )
 
@@ -37,11 +47,14 @@ __all__ = [
     "heads",
     "integer",
     "is_rule",
+    "listed",
+    "mask",
     "number",
     "offset",
     "one_library",
     "options",
     "per_row",
+    "plain",
     "positions",
     "rank",
     "results",

@@ -16,14 +16,14 @@ def sizes(query_shape, key_shape, value_shape=None):
         shapes["value"] = tuple(value_shape)
     if min(map(len, shapes.values())) < 2:
         raise ValueError(
-            f"expected query (B, L, Dq), key (B, S, Dk) and value (B, S, Dv), got {_listed(shapes)}"
+            f"expected query (B, L, Dq), key (B, S, Dk) and value (B, S, Dv), got {listed(shapes)}"
         )
     if len({shape[:-2] for shape in shapes.values()}) > 1:
-        raise ValueError(f"key, value: expected the batch axes of query, got {_listed(shapes)}")
+        raise ValueError(f"key, value: expected the batch axes of query, got {listed(shapes)}")
     if value_shape is not None and value_shape[-2] != key_shape[-2]:
         raise ValueError(
             f"value: expected one row for each key, S = {key_shape[-2]}, got {value_shape[-2]} "
-            f"({_listed(shapes)})"
+            f"({listed(shapes)})"
         )
     lead = query_shape[:-2]
     batch, H = (tuple(lead), 1) if len(lead) < 2 else (tuple(lead[:-1]), lead[-1])
@@ -36,10 +36,7 @@ def mask(mask, size, rank, q_offset, kind, read_values):
     """Check a mask; an array (B, L, S) beside queries (B, L, Dq) is given its head axis."""
     if rank == 3 and getattr(mask, "ndim", 0) == 3:
         mask = mask[:, None]
-    call.options(
-        size, mask, bias=None, scale=None, softcap=None, sink=None, q_offset=q_offset,
-        read_values=read_values, kind=kind,
-    )  # fmt: skip
+    call.mask(size, mask, q_offset=q_offset, read_values=read_values, kind=kind)
     return mask
 
 
@@ -48,8 +45,8 @@ def weights(query_shape, key_shape, w_query, w_key, v):
     if len(v) != 1:
         raise ValueError(f"v: expected shape (A,), got {tuple(v)}")
     A = v[0]
-    _matrix("w_query", w_query, (query_shape[-1], A), "(Dq, A)")
-    _matrix("w_key", w_key, (key_shape[-1], A), "(Dk, A)")
+    matrix("w_query", w_query, (query_shape[-1], A), "(Dq, A)")
+    matrix("w_key", w_key, (key_shape[-1], A), "(Dk, A)")
 
 
 def luong(query_shape, key_shape, weight=None, v=None):
@@ -60,9 +57,9 @@ def luong(query_shape, key_shape, weight=None, v=None):
     if v is not None and len(v) != 1:
         raise ValueError(f"v: expected shape (A,), got {tuple(v)}")
     if v is not None:
-        _matrix("weight", weight, (Dq + Dk, v[0]), "(Dq + Dk, A)")
+        matrix("weight", weight, (Dq + Dk, v[0]), "(Dq + Dk, A)")
     elif weight is not None:
-        _matrix("weight", weight, (Dq, Dk), "(Dq, Dk)")
+        matrix("weight", weight, (Dq, Dk), "(Dq, Dk)")
     elif Dq != Dk:
         raise ValueError(
             f"key: expected the size of query, Dq = {Dq}, got Dk = {Dk} (without a weight the "
@@ -70,10 +67,10 @@ def luong(query_shape, key_shape, weight=None, v=None):
         )
 
 
-def _listed(shapes):
+def listed(shapes):
     return ", ".join(f"{name} {shape}" for name, shape in shapes.items())
 
 
-def _matrix(name, shape, expected, letters):
+def matrix(name, shape, expected, letters):
     if tuple(shape) != expected:
         raise ValueError(f"{name}: expected shape {letters} = {expected}, got {tuple(shape)}")

@@ -8,8 +8,8 @@ do (NaN in a bias, a length beyond the keys) run only where `read_values` is tru
 import math
 from typing import NamedTuple
 
-from attn.arguments.values import FLOAT_DTYPES, number, offset, one_library
-from attn.arrays import dtype_name
+from attn.arguments.values import FLOAT_DTYPES, held, number, offset, one_library, plain
+from attn.arrays import dtype_name, is_tensor
 
 NO_VALUE = object()  # stands where attention_weights has no value; None there is a mistake
 UPPER_LEFT_OR_LOWER_RIGHT = (
@@ -32,7 +32,11 @@ class Sizes(NamedTuple):
 
 
 def is_rule(mask):
-    """A rule of attn.masks, told by its methods; the class Causal without () is none yet."""
+    """A rule of attn.masks; the class Causal without () is none yet.
+
+    Told by a method that only rules have: attn.masks stands above this room, which may not import
+    it. Everything behind the checks asks isinstance(mask, Mask).
+    """
     return hasattr(mask, "check_fields") and not isinstance(mask, type)
 
 
@@ -71,28 +75,53 @@ def sizes(query_shape, key_shape, value_shape=None):
     return Sizes(batch, math.prod(batch), H, Hkv, L, S, D, Dv)
 
 
-def options(size, mask, *, bias, scale, softcap, sink, q_offset, read_values, kind=None):
-    """Everything of a call that is not one of the three operands; `kind` as in one_library."""
-    for name, array in {"mask": mask, "bias": bias, "sink": sink}.items():
+def options(
+    size, given, *, bias, scale, softcap, sink, q_offset, read_values, kind=None, dtype=None
+):
+    """Everything of a call that is not one of the three operands; `given` is the mask.
+
+    `kind` as in one_library; `dtype` is the name of the operands' dtype, which scale and softcap
+    have to fit into.
+    """
+    for name, array in {"mask": given, "bias": bias, "sink": sink}.items():
         if kind is not None and hasattr(array, "dtype"):
             one_library(kind, name, array)
-    number("scale", scale)
-    number("softcap", softcap)
+    scale = None if is_learned(scale, kind) else scale
+    for name, value in {"scale": scale, "softcap": softcap}.items():
+        number(name, value)
+        if value is not None and dtype is not None:
+            held(name, value, dtype)
     if softcap is not None and softcap <= 0:
         raise ValueError(f"softcap: expected a finite number > 0, or None for off, got {softcap}")
-    offset(q_offset, size.B)
-    if is_rule(mask):
-        mask.check(size.L, size.S, batch=size.B, q_offset=q_offset, read_values=read_values)
-    elif mask is not None:
-        mask_array(mask, size)
+    mask(size, given, q_offset=q_offset, read_values=read_values)
     if bias is not None:
         bias_array(bias, size, read_values)
     if sink is not None:
         sink_array(sink, size, read_values)
 
 
+def is_learned(scale, kind):
+    """A float tensor without axes, beside tensors: a scale that may have a gradient."""
+    return (
+        is_tensor(scale) and isinstance(scale, kind or object) and scale.ndim == 0
+        and dtype_name(scale) in FLOAT_DTYPES
+    )  # fmt: skip
+
+
+def mask(size, given, *, q_offset=None, read_values=True, kind=None):
+    """A mask and where it lies: a rule that can be laid over these sizes, an array, or None."""
+    if kind is not None and hasattr(given, "dtype"):
+        one_library(kind, "mask", given)
+    offset(q_offset, size.B)
+    if is_rule(given):
+        given.check(size.L, size.S, batch=size.B, q_offset=q_offset, read_values=read_values)
+    elif given is not None:
+        mask_array(given, size)
+
+
 def mask_array(mask, size):
     """A boolean array, True = may attend, that broadcasts to (B, H, L, S)."""
+    plain("mask", mask)
     if not hasattr(mask, "dtype"):
         what = "a plain function" if callable(mask) else repr(mask)
         if isinstance(mask, type):
@@ -122,7 +151,7 @@ def bias_array(bias, size, read_values):
         )
     broadcasts("bias", bias, size)
     if read_values:
-        _no_nan_or_inf("bias", bias)
+        no_nan_or_inf("bias", bias)
 
 
 def sink_array(sink, size, read_values):
@@ -136,7 +165,7 @@ def sink_array(sink, size, read_values):
             f"{tuple(sink.shape)}"
         )
     if read_values:
-        _no_nan_or_inf("sink", sink)
+        no_nan_or_inf("sink", sink)
 
 
 def broadcasts(name, array, size):
@@ -149,19 +178,19 @@ def broadcasts(name, array, size):
             f"with (B, H, L, S) = {flat}"
         )
     apart = (*size.batch, *flat[1:])  # as query has them, before its batch axes are flattened
-    if not (_fits(shape, flat) or _fits(shape, apart)):
+    if not (fits(shape, flat) or fits(shape, apart)):
         also = f" or to {apart}" if len(apart) > 4 else ""
         raise ValueError(
             f"{name}: expected a shape that broadcasts to (B, H, L, S) = {flat}{also}, got {shape}"
         )
 
 
-def _fits(shape, target):
+def fits(shape, target):
     pairs = zip(shape[::-1], target[::-1], strict=False)
     return len(shape) <= len(target) and all(have in (1, want) for have, want in pairs)
 
 
-def _no_nan_or_inf(name, array):
+def no_nan_or_inf(name, array):
     # NaN compares false with everything, so one comparison finds NaN and +inf and lets -inf pass.
     try:
         usable = bool((array < math.inf).all())

@@ -3,8 +3,6 @@
 For both libraries.
 """
 
-import numpy as np
-
 from attn.arguments import values
 from attn.arrays import dtype_name
 
@@ -37,14 +35,15 @@ def rotary(x_shape, positions, layout, base, size):
     even("size", size)
     if size > x_shape[-1]:
         raise ValueError(f"size: expected at most the features of x, D = {x_shape[-1]}, got {size}")
+    values.plain("positions", positions)
     name = dtype_name(positions)
     if not name.startswith(("int", "uint", "float", "bfloat")):
         raise TypeError(f"positions: expected numbers, got dtype {name}")
-    _broadcasts(tuple(positions.shape), tuple(x_shape[:-1]))
+    broadcasts(tuple(positions.shape), tuple(x_shape[:-1]))
     return size
 
 
-def _broadcasts(shape, target):
+def broadcasts(shape, target):
     """`shape` lines up from the right with the axes of x before its features."""
     # (B, L) beside (B, H, L) would be read as (H, L), and pass unseen where B and H are equal.
     two_ways = len(shape) == 2 and shape[0] > 1 and len(target) > 2 and target[-3] > 1
@@ -62,6 +61,6 @@ def alibi(num_heads, q_len, k_len, q_offset):
         values.integer(name, value, low=low)
     if q_offset is None:
         raise TypeError("q_offset: expected an int or one int per batch row, got None")
-    if isinstance(q_offset, (list, tuple)):
-        q_offset = np.asarray(q_offset)
-    values.offset(q_offset, (*getattr(q_offset, "shape", ()), 1)[0])
+    given_per_row = isinstance(q_offset, (list, tuple))
+    rows = len(q_offset) if given_per_row else (*getattr(q_offset, "shape", ()), 1)[0]
+    values.offset(q_offset, rows)

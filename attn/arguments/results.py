@@ -26,7 +26,8 @@ def parts(kind, outputs, lses):
 
 
 def gradient(name, grad, like_name, like_shape, letters):
-    """The gradient of a result has the result's shape."""
+    """The gradient of a result has the result's shape, which ends in the axes of `letters`."""
+    values.rank(like_name, like_shape, 1, letters)
     if tuple(grad.shape) != tuple(like_shape):
         raise ValueError(
             f"{name}: expected the shape of the {like_name}, {letters} = {tuple(like_shape)}, got "

@@ -4,18 +4,29 @@ For both libraries.
 """
 
 import math
+import sys
 
 import numpy as np
 
 from attn.arrays import dtype_name
 
 FLOAT_DTYPES = ("float16", "bfloat16", "float32", "float64")
+# The smallest and the largest number above 0 of the two dtypes that calls are worked out in.
+RANGES = {
+    "float32": (2.0**-149, (2 - 2**-23) * 2.0**127),
+    "float64": (2.0**-1074, sys.float_info.max),
+}
+# Positions further out could leave int64 as soon as two of them are subtracted.
+FURTHEST = 2**62
 
 
 def integer(name, value, low=None):
     """`value` is a whole number, at least `low`; True and 3.0 are not whole numbers here."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
         raise TypeError(f"{name}: expected an int, got {value!r} ({type(value).__name__})")
+    if not -(2**63) <= value < 2**63:
+        bits = int(value).bit_length()
+        raise ValueError(f"{name}: expected an int that 64 bits can hold, got one of {bits} bits")
     if low is not None and value < low:
         raise ValueError(f"{name}: expected an int of at least {low}, got {value}")
 
@@ -26,8 +37,19 @@ def number(name, value):
         return
     if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
         raise TypeError(f"{name}: expected a number or None, got {value!r}")
+    if isinstance(value, int) and abs(value) > sys.float_info.max:
+        bits = value.bit_length()
+        raise ValueError(f"{name}: expected a number that float64 can hold, got one of {bits} bits")
     if not -math.inf < value < math.inf:
         raise ValueError(f"{name}: expected a finite number, got {value}")
+
+
+def held(name, value, dtype):
+    """The dtype that a call with operands of `dtype` is worked out in can hold `value`."""
+    wide = "float64" if dtype == "float64" else "float32"
+    smallest, largest = RANGES[wide]
+    if value != 0 and not smallest <= abs(float(value)) <= largest:
+        raise ValueError(f"{name}: expected a number that {wide} can hold, got {value}")
 
 
 def rank(name, shape, least, letters):
@@ -35,9 +57,28 @@ def rank(name, shape, least, letters):
         raise ValueError(f"{name}: expected shape {letters}, got {tuple(shape)}")
 
 
+def plain(name, array):
+    """No masked array, which hides entries, and no matrix, which multiplies by its own rules."""
+    if hasattr(array, "filled") or hasattr(array, "A1"):
+        what = f"{type(array).__module__}.{type(array).__name__}"
+        raise TypeError(f"{name}: expected a plain array, got {what}")
+
+
+def listed(name, value):
+    """Numbers in a list as an array; an array or a tensor as it is."""
+    plain(name, value)
+    if hasattr(value, "dtype"):
+        return value
+    try:
+        return np.asarray(value)
+    except ValueError:
+        raise ValueError(f"{name}: expected rows of one length, got {value!r}") from None
+
+
 def one_library(kind, name, array):
-    """An array or a tensor, whichever `kind` is; a masked array hides entries, so it is refused."""
-    if not isinstance(array, kind) or hasattr(array, "filled"):
+    """An array or a tensor, whichever `kind` is."""
+    plain(name, array)
+    if not isinstance(array, kind):
         raise TypeError(
             f"{name}: expected {kind.__module__}.{kind.__name__}, got "
             f"{type(array).__module__}.{type(array).__name__} (attn takes NumPy arrays, "
@@ -59,16 +100,30 @@ def arrays(kind, **named):
 
 def offset(q_offset, batch):
     """None, an int, or one int for each of the B batch rows."""
+    plain("q_offset", q_offset)
+    if q_offset is None:
+        return
     if isinstance(q_offset, (list, tuple)):
-        for number in q_offset:
-            integer("q_offset", number)
+        for start in q_offset:
+            within_reach(start)
         per_row("q_offset", (len(q_offset),), batch)
-    elif q_offset is None or isinstance(q_offset, int) or not hasattr(q_offset, "shape"):
-        integer("q_offset", 0 if q_offset is None else q_offset)
+    elif isinstance(q_offset, (int, np.integer)) or not hasattr(q_offset, "shape"):
+        within_reach(q_offset)
     elif not dtype_name(q_offset).startswith(("int", "uint")):
         raise TypeError(f"q_offset: expected integers, got dtype {dtype_name(q_offset)}")
-    elif q_offset.shape != ():
-        per_row("q_offset", q_offset.shape, batch)
+    else:
+        if q_offset.shape != ():
+            per_row("q_offset", q_offset.shape, batch)
+        if isinstance(q_offset, np.ndarray) and q_offset.size:  # a tensor is not read here
+            within_reach(q_offset.min())
+            within_reach(q_offset.max())
+
+
+def within_reach(start):
+    """Positions counted from here, and their differences, stay within int64."""
+    integer("q_offset", start)
+    if not -FURTHEST <= start <= FURTHEST:
+        raise ValueError(f"q_offset: expected a position between -2**62 and 2**62, got {start}")
 
 
 def per_row(name, shape, batch):

@@ -19,13 +19,14 @@ import numpy as np
 
 from attn import arguments
 from attn.blockwise import tiles, workers
+from attn.masks.layout import cut
 from attn.operands import (
-    Call,
-    check_call,
-    default_scale,
+    call,
+    careful_product,
     empty_unseen,
-    four_axes,
+    kept_pairs,
     narrowed,
+    without_warnings,
     working_dtype,
 )
 
@@ -45,6 +46,9 @@ def blockwise_attention(
         As in attention_weights. Tiles that `mask` leaves empty are never read.
     block_size : int, optional
         Tile edge in positions; None chooses what is fast. It changes rounding only.
+
+    Several threads share the work where threadpoolctl is installed. Meanwhile BLAS is held to one
+    thread, in the other threads of the process too.
 
     Returns
     -------
@@ -67,25 +71,26 @@ def blockwise_attention(
     >>> output[0], lse[0] == np.log(4)
     (array([0.25, 0.25]), np.True_)
     """
-    size = check_call(
+    whole = call(
         query, key, value, mask, bias=bias, scale=scale, softcap=softcap, sink=sink,
         q_offset=q_offset,
     )  # fmt: skip
     if block_size is not None:
         arguments.integer("block_size", block_size, low=1)
-    call = four_dimensional(size, query, key, value, bias, scale, softcap, sink)
+    size = whole.size
     output = np.empty((size.B, size.H, size.L, size.Dv), query.dtype)
     lse = np.empty((size.B, size.H, size.L), working_dtype(query.dtype))
 
+    @without_warnings
     def attend(buffer, b, h, rows, strips):
-        running = start(call, h, rows)
+        running = start(whole, h, rows)
         for strip in strips:
-            tile = read_tile(call, b, h, rows, strip)
-            running = fold(running, tile_scores(call, tile, buffer), tile.value)
+            tile = read_tile(whole, b, h, rows, strip)
+            running = fold(running, tile_scores(whole, tile, buffer), tile.value, tile.keep)
         output[b, h, rows], lse[b, h, rows] = finish(running)
 
     edge, longest = tiles.edges(block_size)
-    tasks = tiles.schedule(tiles.plain(mask, size), q_offset, size, edge, longest)
+    tasks = tiles.schedule(whole.mask, size, edge, longest)
     pairs = min(edge, size.L) * min(longest, size.S)
     workers.run(attend, tasks, lambda: np.empty(pairs, lse.dtype))
     return output.reshape(*query.shape[:-1], size.Dv), lse.reshape(query.shape[:-1])
@@ -124,6 +129,12 @@ def merge_attention(outputs, lses):
     """
     outputs, lses = list(outputs), list(lses)
     arguments.results.parts(np.ndarray, outputs, lses)
+    return merged(outputs, lses)
+
+
+@without_warnings
+def merged(outputs, lses):
+    """Each part weighted by its share of the whole denominator."""
     lse = np.stack(lses).astype(working_dtype(lses[0].dtype), copy=False)  # (parts, B, H, L)
     peak = lse.max(axis=0)
     shares = np.exp(lse - finite(peak))
@@ -153,15 +164,18 @@ def start(call, h, rows):
     return Running(peak, np.exp(peak - finite(peak)), np.zeros((count, call.size.Dv), dtype))
 
 
-def fold(running, scores, value):
+def fold(running, scores, value, keep):
     """One more tile of keys; the scores' memory is used up."""
     peak = np.maximum(running.peak, scores.max(axis=-1, keepdims=True))
     shift = finite(peak)
     rescale = np.exp(running.peak - shift)
     weights = np.exp(np.subtract(scores, shift, out=scores), out=scores)
     ones = np.ones((len(value), 1), weights.dtype)  # BLAS adds up faster than sum does
+    output = weights @ value
+    if keep is not None and not np.isfinite(output).all():
+        output = careful_product(weights, value, keep)
     return Running(
-        peak, rescale * running.total + weights @ ones, rescale * running.output + weights @ value
+        peak, rescale * running.total + weights @ ones, rescale * running.output + output
     )
 
 
@@ -190,7 +204,11 @@ def tile_scores(call, tile, buffer):
     """scale · Q Kᵀ, capped, plus bias, -inf where the pair takes no part; written to `buffer`."""
     rows, keys = len(tile.query), len(tile.key)
     scores = buffer[: rows * keys].reshape(rows, keys)
-    np.matmul(call.scale * tile.query, tile.key.T, out=scores)
+    if abs(call.scale) <= 1:  # fewer queries than scores; more than 1 could make a query overflow
+        np.matmul(call.scale * tile.query, tile.key.T, out=scores)
+    else:
+        np.matmul(tile.query, tile.key.T, out=scores)
+        scores *= call.scale
     if call.softcap is not None:
         scores /= call.softcap
         np.multiply(call.softcap, np.tanh(scores, out=scores), out=scores)
@@ -210,25 +228,10 @@ def read_tile(call, b, h, rows, strip):
     value = call.value[b, kv_head, keys].astype(wide, copy=False)
     bias = None
     if call.bias is not None:
-        bias = tiles.cut(call.bias, slice(b, b + 1), slice(h, h + 1), rows, keys)[0, 0]
+        bias = cut(call.bias, slice(b, b + 1), slice(h, h + 1), rows, keys)[0, 0]
         bias = narrowed(bias, wide)
-        keep = ~np.isneginf(bias) if keep is None else keep & ~np.isneginf(bias)
+        keep = kept_pairs(keep, bias)
     if keep is not None:
         query = empty_unseen(query, keep.any(axis=1))
         key, value = (empty_unseen(slots, keep.any(axis=0)) for slots in (key, value))
     return Tile(query, key, value, bias, keep)
-
-
-def four_dimensional(size, query, key, value, bias, scale, softcap, sink):
-    """The operands as views with the axes (B, H, L, D); dtypes change tile by tile."""
-    return Call(
-        size,
-        query.reshape(size.B, size.H, size.L, size.D),
-        key.reshape(size.B, size.Hkv, size.S, size.D),
-        value.reshape(size.B, size.Hkv, size.S, size.Dv),
-        None,  # the pairs that take part are found strip by strip
-        None if bias is None else four_axes(bias, size),
-        default_scale(size.D) if scale is None else float(scale),
-        None if softcap is None else float(softcap),
-        sink,
-    )

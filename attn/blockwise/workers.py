@@ -12,7 +12,7 @@ from contextvars import copy_context
 
 # The number of BLAS threads belongs to the process: two calls that each set it and put it back
 # could leave it at one for good. A call that finds the lock taken runs without threads.
-_blas_is_ours = threading.Lock()
+blas_is_ours = threading.Lock()
 
 
 def run(work, tasks, new_buffer):
@@ -60,7 +60,7 @@ def run(work, tasks, new_buffer):
 def one_blas_thread():
     """Hold BLAS to one thread and yield how many it would have used; 1 where it cannot be held."""
     controller = blas_controller()
-    if controller is None or not _blas_is_ours.acquire(blocking=False):
+    if controller is None or not blas_is_ours.acquire(blocking=False):
         yield 1
         return
     try:
@@ -68,7 +68,7 @@ def one_blas_thread():
         with controller.limit(limits=1):
             yield count
     finally:
-        _blas_is_ours.release()
+        blas_is_ours.release()
 
 
 @functools.cache

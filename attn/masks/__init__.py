@@ -11,7 +11,6 @@ May import attn.arrays and attn.arguments.
 from attn.masks.layout import block_map, dense_mask
 from attn.masks.rule import And, Mask, Not, Or
 from attn.masks.rules import (
-    UNBOUNDED,
     Causal,
     Dilated,
     KeyPadding,
@@ -21,7 +20,6 @@ from attn.masks.rules import (
 )
 
 __all__ = [
-    "UNBOUNDED",
     "And",
     "Causal",
     "Dilated",

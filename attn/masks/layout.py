@@ -1,13 +1,21 @@
 """A mask laid over L queries and S keys: as a full boolean array, or as a map of tiles.
 
-Rules live in attn.masks, which hands these functions on.
+Whatever is asked about some queries and some keys (all of them, one tile, every tile at once) is
+asked of one object, Laid. Rules live in attn.masks.rules.
 """
+
+import math
+from typing import NamedTuple
 
 import numpy as np
 
 from attn import arguments
+from attn.arrays import to_numpy
 from attn.masks.rule import Mask, convert_arrays
 from attn.masks.spans import Span, Truth, as_truth
+
+EMPTY, SOME, FULL = 0, 1, 2  # what block_map says of a tile
+ALL = slice(None)
 
 
 def dense_mask(mask, q_len, k_len, *, q_offset=None, batch=1, heads=1):
@@ -45,56 +53,9 @@ def dense_mask(mask, q_len, k_len, *, q_offset=None, batch=1, heads=1):
     array([[1, 1, 1, 0],
            [1, 1, 1, 1]])
     """
-    allowed = allowed_pairs(mask, q_len, k_len, q_offset=q_offset, batch=batch, heads=heads)
+    sizes = dict(q_offset=q_offset, batch=batch, heads=heads)
+    allowed = lay(mask, check_mask(mask, q_len, k_len, **sizes, kind=np.ndarray), q_offset).pairs()
     return np.array(np.broadcast_to(allowed, (*allowed.shape[:-2], q_len, k_len)))
-
-
-def allowed_pairs(mask, q_len, k_len, *, q_offset=None, batch=1, heads=1):
-    """dense_mask without the last broadcast: every axis that the mask ignores has length 1."""
-    check_mask(mask, q_len, k_len, q_offset=q_offset, batch=batch, heads=heads, kind=np.ndarray)
-    if not isinstance(mask, Mask):
-        return np.asarray(mask)[(None,) * (4 - np.ndim(mask))]
-    rule = convert_arrays(mask, as_numpy)
-    return as_boolean(rule, rule(*positions(q_len, k_len, q_offset, batch, heads)))
-
-
-def as_numpy(array):
-    """A tensor inside a rule as an array: rules are shared by both libraries."""
-    return np.asarray(array.cpu() if hasattr(array, "cpu") else array)
-
-
-def check_mask(
-    mask, q_len, k_len, *, q_offset, batch, heads, read_values=True, kind=None
-):  # fmt: skip
-    """The checks of dense_mask and block_map, which know sizes but no query and no key."""
-    size = arguments.Sizes((batch,), batch, heads, heads, q_len, k_len, 0, 0)
-    for name, count in {"q_len": q_len, "k_len": k_len, "batch": batch, "heads": heads}.items():
-        arguments.integer(name, count, low=0)
-    if mask is None:
-        raise TypeError("mask: expected a rule or a boolean array, got None")
-    arguments.options(
-        size, mask, bias=None, scale=None, softcap=None, sink=None, q_offset=q_offset,
-        read_values=read_values, kind=kind,
-    )  # fmt: skip
-
-
-def positions(q_len, k_len, q_offset, batch, heads):
-    """What a rule is called with: b (B,1,1,1), h (1,H,1,1), q (1|B,1,L,1) and k (1,1,1,S)."""
-    start = np.asarray(0 if q_offset is None else q_offset, np.int64).reshape(-1, 1, 1, 1)
-    return (
-        np.arange(batch)[:, None, None, None],
-        np.arange(heads)[None, :, None, None],
-        start + np.arange(q_len)[:, None],
-        np.arange(k_len)[None, None, None],
-    )
-
-
-def as_boolean(mask, answer):
-    """A rule's answer with four axes, refused unless it is boolean."""
-    if getattr(answer, "dtype", None) is not np.dtype(bool):
-        got = getattr(answer, "dtype", type(answer).__name__)
-        raise TypeError(f"mask {mask!r}: expected a boolean array as its answer, got {got}")
-    return answer[(None,) * (4 - answer.ndim)]
 
 
 def block_map(mask, q_len, k_len, *, block_size, q_offset=None, batch=1, heads=1):
@@ -117,7 +78,7 @@ def block_map(mask, q_len, k_len, *, block_size, q_offset=None, batch=1, heads=1
     Returns
     -------
     ndarray of int8, shape (1|B, 1|H, ceil(L / edge), ceil(S / edge))
-        0 none, 1 some, 2 all.
+        0 none (EMPTY), 1 some (SOME), 2 all (FULL).
 
     Raises
     ------
@@ -139,37 +100,125 @@ def block_map(mask, q_len, k_len, *, block_size, q_offset=None, batch=1, heads=1
         raise ValueError(f"block_size: expected an int or (query edge, key edge), got {block_size}")
     for edge in edges:
         arguments.integer("block_size", edge, low=1)
-    check_mask(mask, q_len, k_len, q_offset=q_offset, batch=batch, heads=heads)
-    b, h, q, k = positions(q_len, k_len, q_offset, batch, heads)
-    q_span = Span(
-        q[:, :, :: edges[0]], np.minimum(q[:, :, :: edges[0]] + edges[0] - 1, q[:, :, -1:])
-    )
-    k_span = Span(k[..., :: edges[1]], np.minimum(k[..., :: edges[1]] + edges[1] - 1, k_len - 1))
+    size = check_mask(mask, q_len, k_len, q_offset=q_offset, batch=batch, heads=heads)
+    return lay(mask, size, q_offset).tiles(edges)
+
+
+def check_mask(mask, q_len, k_len, *, q_offset, batch, heads, read_values=True, kind=None):
+    """The checks of dense_mask and block_map, which know sizes but no query and no key."""
+    for name, count in {"q_len": q_len, "k_len": k_len, "batch": batch, "heads": heads}.items():
+        arguments.integer(name, count, low=0)
+    if mask is None:
+        raise TypeError("mask: expected a rule or a boolean array, got None")
+    size = arguments.Sizes((batch,), batch, heads, heads, q_len, k_len, 0, 0)
+    arguments.mask(size, mask, q_offset=q_offset, read_values=read_values, kind=kind)
+    return size
+
+
+def lay(mask, size, q_offset):
+    """A mask that has passed the checks, over the queries and keys of a call; None stays None."""
+    if mask is None:
+        return None
+    start = to_numpy(0 if q_offset is None else q_offset).astype(np.int64).reshape(-1, 1, 1, 1)
     if isinstance(mask, Mask):
-        truth = rule_on_spans(mask, b, h, q_span, k_span)
-    else:
-        truth = _array_on_spans(as_numpy(mask), q_len, k_len, edges)
-    tiles = (*np.shape(truth.any)[:-2], q_span.low.shape[2], k_span.low.shape[3])
-    return np.array(
-        np.broadcast_to(np.int8(1) * truth.any + (truth.all & truth.any), tiles), np.int8
-    )
+        return Laid(convert_arrays(mask, to_numpy), size, start)
+    return Laid(four_axes(to_numpy(mask), size), size, start)
+
+
+class Laid(NamedTuple):
+    """A mask laid over queries and keys: answers for any of them, without writing out the rest."""
+
+    mask: Mask | np.ndarray  # with arrays of NumPy inside; an array has four axes
+    size: arguments.Sizes
+    start: np.ndarray  # the position of query 0, (1|B, 1, 1, 1)
+
+    def pairs(self, b=ALL, h=ALL, rows=ALL, keys=ALL):
+        """Which pairs of these slices may attend; an axis that the mask ignores has length 1."""
+        if not isinstance(self.mask, Mask):
+            return cut(self.mask, b, h, rows, keys)
+        size = self.size
+        axes = zip((size.B, size.H, size.L, size.S), (b, h, rows, keys), strict=True)
+        chosen = [range(n)[which] for n, which in axes]
+        at_b, at_h, at_q, at_k = np.ix_(*(np.arange(r.start, r.stop) for r in chosen))
+        answer = self.ask(at_b, at_h, cut(self.start, b) + at_q, at_k)
+        return as_boolean(self.mask, answer, tuple(map(len, chosen)))
+
+    def ask(self, b, h, q, k):
+        """The rule's answer; an error on the way to it names the rule."""
+        try:
+            return self.mask(b, h, q, k)
+        except IndexError as error:
+            raise IndexError(
+                f"mask {self.mask!r}: expected an answer for each of L = {self.size.L} queries and "
+                f"S = {self.size.S} keys, but it looks something up beyond the end of its table"
+            ) from error
+
+    def tiles(self, edges):
+        """EMPTY, SOME or FULL for each tile, int8 (1|B, 1|H, ceil(L / edge), ceil(S / edge))."""
+        size = self.size
+        rows = np.arange(0, size.L, edges[0])
+        keys = np.arange(0, size.S, edges[1])[None, None, None]
+        if isinstance(self.mask, Mask):
+            self.pairs(rows=slice(1), keys=slice(1))  # a wrong answer is heard; spans hide it
+            low = self.start + rows[:, None]
+            last = self.start + np.minimum(rows + (edges[0] - 1), size.L - 1)[:, None]
+            q, k = Span(low, last), Span(keys, np.minimum(keys + (edges[1] - 1), size.S - 1))
+            b, h = np.arange(size.B)[:, None, None, None], np.arange(size.H)[None, :, None, None]
+            truth = rule_on_spans(self.mask, b, h, q, k)
+        else:
+            truth = array_on_spans(self.mask, size, rows, keys.ravel())
+        kinds = np.int8(SOME) * truth.any + (truth.any & truth.all)
+        kinds = kinds[(None,) * (4 - kinds.ndim)]
+        return np.array(np.broadcast_to(kinds, (*kinds.shape[:-2], rows.size, keys.size)), np.int8)
 
 
 def rule_on_spans(mask, b, h, q, k):
     """Ask a rule about spans; a rule that spans cannot answer may hide pairs anywhere."""
     try:
-        return as_truth(convert_arrays(mask, as_numpy)(b, h, q, k))
+        return as_truth(convert_arrays(mask, to_numpy)(b, h, q, k))
     except (TypeError, ValueError, IndexError, AttributeError):
         # A rule of the user's own does what spans cannot: take an absolute value, look up a table.
         everywhere = np.ones((1, 1, 1, 1), bool)
         return Truth(everywhere, ~everywhere)
 
 
-def _array_on_spans(mask, q_len, k_len, edges):
-    full = np.broadcast_to(mask, (*(1,) * (4 - np.ndim(mask)), *np.shape(mask)[:-2], q_len, k_len))
-    ends = np.arange(0, q_len, edges[0]), np.arange(0, k_len, edges[1])
+def array_on_spans(mask, size, rows, keys):
+    """Whether any and whether all pairs of the tiles that begin at these rows and keys attend."""
+    full = np.broadcast_to(mask, (*mask.shape[:2], size.L, size.S))
 
     def reduce(op):
-        return op.reduceat(op.reduceat(full, ends[0], axis=-2), ends[1], axis=-1)
+        return op.reduceat(op.reduceat(full, rows, axis=-2), keys, axis=-1)
 
     return Truth(reduce(np.logical_or), reduce(np.logical_and))
+
+
+def as_boolean(mask, answer, shape):
+    """A rule's answer with four axes, refused unless it is boolean and fits what was asked."""
+    if getattr(answer, "dtype", None) is not np.dtype(bool):
+        got = getattr(answer, "dtype", type(answer).__name__)
+        raise TypeError(f"mask {mask!r}: expected a boolean array as its answer, got {got}")
+    answer = np.asarray(answer)
+    four = (1,) * (4 - answer.ndim) + answer.shape
+    if len(four) > 4 or any(have not in (1, n) for have, n in zip(four, shape, strict=True)):
+        raise ValueError(
+            f"mask {mask!r}: expected an answer that broadcasts to the pairs it is asked about, "
+            f"(B, H, L, S) = {shape}, got shape {answer.shape}"
+        )
+    return answer.reshape(four)
+
+
+def cut(array, *slices):
+    """array[slices], but whole along axes of length 1, which broadcast."""
+    return array[tuple(ALL if n == 1 else s for s, n in zip(slices, array.shape, strict=False))]
+
+
+def four_axes(array, size):
+    """An array mask or bias as (1|B, 1|H, 1|L, 1|S); several batch axes are flattened in order."""
+    array = np.asarray(array)[(None,) * (4 - array.ndim)]
+    rows, rest = math.prod(array.shape[:-3]), array.shape[-3:]
+    if rows not in (1, size.B):  # has some of the batch axes of query only
+        rows, array = size.B, np.broadcast_to(array, (*size.batch, *rest))
+    return array.reshape(rows, *rest)
+
+
+as_numpy = to_numpy

@@ -4,6 +4,8 @@ The rules themselves are in attn.masks.
 """
 
 import copy
+import functools
+import operator
 from dataclasses import dataclass
 
 from attn import arguments
@@ -46,20 +48,20 @@ class Mask:
         )
 
     def check(self, q_len, k_len, *, batch, q_offset, read_values=True):
-        """Raise unless the rule can be laid over L queries and S keys."""
+        """Raise unless the rule can be laid over L queries and S keys; q_offset None = not said."""
         if self.compares_positions and q_len != k_len and q_offset is None:
             hint = arguments.UPPER_LEFT_OR_LOWER_RIGHT.format(k_len - q_len)
             raise ValueError(
                 f"mask {self!r} compares positions, but L = {q_len} queries and S = {k_len} keys "
                 f"can be lined up in several ways: {hint}"
             )
-        self.check_fields(q_len, k_len, batch, 0 if q_offset is None else q_offset, read_values)
+        self.check_fields(q_len, k_len, batch, q_offset, read_values)
 
     def check_fields(self, q_len, k_len, batch, q_offset, read_values):
         """A rule with arrays inside compares them with the sizes of the call here."""
 
 
-class _Combined(Mask):
+class Combined(Mask):
     """What And, Or and Not share: they are as position-bound as the rules inside."""
 
     parts = ()
@@ -73,7 +75,7 @@ class _Combined(Mask):
         return any(part.reads_absolute_positions for part in self.parts)
 
     def __post_init__(self):
-        for part in self.parts:
+        for part in vars(self).values():
             if not isinstance(part, Mask):
                 what = "array" if hasattr(part, "dtype") else type(part).__name__
                 raise TypeError(
@@ -86,32 +88,54 @@ class _Combined(Mask):
             part.check_fields(*call)
 
 
-@dataclass(frozen=True, eq=False)
-class And(_Combined):
+class Chain(Combined):
+    """What And and Or share: a | b | c nests in pairs, and is answered as a chain of three.
+
+    So a thousand rules can be joined in a loop without a thousand calls inside each other.
+    """
+
+    @property
+    def parts(self):
+        chain, waiting = [], [self]
+        while waiting:
+            rule = waiting.pop()
+            if type(rule) is type(self):
+                waiting += [rule.right, rule.left]
+            else:
+                chain.append(rule)
+        return tuple(chain)
+
+    def __repr__(self):
+        name = type(self).__name__
+        return functools.reduce(
+            lambda left, right: f"{name}(left={left}, right={right})", map(repr, self.parts)
+        )
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class And(Chain):
     """Both rules allow the pair."""
 
     left: Mask
     right: Mask
-    parts = property(lambda self: (self.left, self.right))
 
     def __call__(self, b, h, q, k):
-        return self.left(b, h, q, k) & self.right(b, h, q, k)
+        return functools.reduce(operator.and_, (part(b, h, q, k) for part in self.parts))
 
 
-@dataclass(frozen=True, eq=False)
-class Or(_Combined):
+@dataclass(frozen=True, eq=False, repr=False)
+class Or(Chain):
     """At least one of the rules allows the pair."""
 
     left: Mask
     right: Mask
-    parts = property(lambda self: (self.left, self.right))
 
     def __call__(self, b, h, q, k):
-        return self.left(b, h, q, k) | self.right(b, h, q, k)
+        return functools.reduce(operator.or_, (part(b, h, q, k) for part in self.parts))
 
 
 @dataclass(frozen=True, eq=False)
-class Not(_Combined):
+class Not(Combined):
     """The rule does not allow the pair."""
 
     rule: Mask
@@ -123,14 +147,13 @@ class Not(_Combined):
 
 def convert_arrays(mask, convert):
     """The same rule with `convert` applied to each array inside it, however deep."""
+    if isinstance(mask, Chain):
+        parts = [convert_arrays(part, convert) for part in mask.parts]
+        same = all(new is part for new, part in zip(parts, mask.parts, strict=True))
+        return mask if same else functools.reduce(type(mask), parts)
     changed = {}
     for name, value in vars(mask).items():
-        if isinstance(value, Mask):
-            new = convert_arrays(value, convert)
-        elif not isinstance(value, int) and hasattr(value, "dtype"):
-            new = convert(value)
-        else:
-            new = value
+        new = convert_field(value, convert)
         if new is not value:
             changed[name] = new
     if not changed:
@@ -139,3 +162,14 @@ def convert_arrays(mask, convert):
     for name, new in changed.items():
         object.__setattr__(converted, name, new)  # rules are frozen; this one is not yet out
     return converted
+
+
+def convert_field(value, convert):
+    """What a field of a rule becomes: a rule, an array, or a list of such may stand in it."""
+    if isinstance(value, Mask):
+        return convert_arrays(value, convert)
+    if type(value) in (list, tuple):
+        entries = [convert_field(entry, convert) for entry in value]
+        same = all(new is entry for new, entry in zip(entries, value, strict=True))
+        return value if same else type(value)(entries)
+    return convert(value) if not isinstance(value, int) and hasattr(value, "dtype") else value

@@ -22,12 +22,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from attn import arguments
-from attn.arrays import dtype_name
+from attn.arrays import dtype_name, is_tensor
 from attn.masks.rule import Mask
 from attn.masks.spans import Span
-
-# Further than any two positions are apart, and small enough for the 32-bit indices of GPU kernels.
-UNBOUNDED = 2**31 - 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,12 +48,16 @@ class SlidingWindow(Mask):
     def __post_init__(self):
         for name, reach in (("left", self.left), ("right", self.right)):
             if reach is not None:
-                _set_int(self, name, reach, low=0)
+                set_int(self, name, reach, low=0)
 
     def __call__(self, b, h, q, k):
-        left = UNBOUNDED if self.left is None else self.left
-        right = UNBOUNDED if self.right is None else self.right
-        return (q - k <= left) & (k - q <= right)
+        if self.left is None and self.right is None:
+            return k >= 0  # every key
+        if self.left is None:
+            return k - q <= self.right
+        if self.right is None:
+            return q - k <= self.left
+        return (q - k <= self.left) & (k - q <= self.right)
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +68,7 @@ class Dilated(Mask):
     reads_absolute_positions = False
 
     def __post_init__(self):
-        _set_int(self, "step", self.step, low=1)
+        set_int(self, "step", self.step, low=1)
 
     def __call__(self, b, h, q, k):
         before = q - k
@@ -83,39 +84,43 @@ class PrefixLM(Mask):
     length: object
 
     def __post_init__(self):
-        _set_counts(self, "length")
+        set_counts(self, "length")
 
     def __call__(self, b, h, q, k):
-        return (k <= q) | (k < _row(self.length, b))
+        return (k <= q) | (k < row(self.length, b))
 
     def check_fields(self, q_len, k_len, batch, q_offset, read_values):
-        _check_rows(self, "length", batch)
-        if _extremes(self.length, read_values, default=(0, 0))[0] < 0:
+        check_rows(self, "length", batch)
+        if extremes(self.length, read_values, default=(0, 0))[0] < 0:
             raise ValueError(f"PrefixLM: length: expected a number of keys >= 0, got {self.length}")
 
 
 @dataclass(frozen=True, eq=False)
 class KeyPadding(Mask):
-    """Only the keys start <= k < stop hold tokens; each an int or one per batch row, None = all."""
+    """Only the keys start <= k < stop hold tokens; each an int or one per batch row, None = all.
+
+    Both lie within the S keys of a call. Only where the keys end with the last query, as a cache
+    leaves them, may they lie beyond: the tokens between have yet to come.
+    """
 
     stop: object = None
     start: object = 0
     compares_positions = False
 
     def __post_init__(self):
-        _set_counts(self, "start")
+        set_counts(self, "start")
         if self.stop is not None:
-            _set_counts(self, "stop")
+            set_counts(self, "stop")
 
     def __call__(self, b, h, q, k):
-        from_start = k >= _row(self.start, b)
-        return from_start if self.stop is None else from_start & (k < _row(self.stop, b))
+        from_start = k >= row(self.start, b)
+        return from_start if self.stop is None else from_start & (k < row(self.stop, b))
 
     def check_fields(self, q_len, k_len, batch, q_offset, read_values):
         for name in ("start",) if self.stop is None else ("start", "stop"):
-            _check_rows(self, name, batch)
-            low, high = _extremes(getattr(self, name), read_values, default=(0, 0))
-            if low < 0 or high > k_len:
+            check_rows(self, name, batch)
+            low, high = extremes(getattr(self, name), read_values, default=(0, 0))
+            if low < 0 or (high > k_len and not keys_grow(q_len, k_len, q_offset, read_values)):
                 raise ValueError(
                     f"KeyPadding: expected 0 <= {name} <= S = {k_len} (a number of keys), got "
                     f"{getattr(self, name)}"
@@ -133,8 +138,8 @@ class SameDocument(Mask):
     def __post_init__(self):
         for name in ("query_ids", "key_ids"):
             ids = getattr(self, name)
-            if ids is not None:
-                ids = _integer_array(f"SameDocument: {name}", ids)
+            if ids is not None or name == "query_ids":
+                ids = integer_array(f"SameDocument: {name}", ids)
                 if len(ids.shape) not in (1, 2):
                     raise ValueError(
                         f"SameDocument: {name}: expected shape (length,) or (B, length), got "
@@ -145,12 +150,13 @@ class SameDocument(Mask):
     def __call__(self, b, h, q, k):
         key_ids = self.query_ids if self.key_ids is None else self.key_ids
         if isinstance(q, Span):
-            return _id_span(self.query_ids, b, q) == _id_span(key_ids, b, k)
-        return _at(self.query_ids, b, q) == _at(key_ids, b, k)
+            return id_span(self.query_ids, b, q) == id_span(key_ids, b, k)
+        return at(self.query_ids, b, q) == at(key_ids, b, k)
 
     def check_fields(self, q_len, k_len, batch, q_offset, read_values):
         key_name = "query_ids" if self.key_ids is None else "key_ids"
-        first, last = _extremes(q_offset, read_values, default=(0, 0))
+        start = 0 if q_offset is None else q_offset
+        first, last = extremes(start, read_values, default=(0, 0))
         for name, low, high in (("query_ids", first, last + q_len - 1), (key_name, 0, k_len - 1)):
             ids = getattr(self, name)
             if len(ids.shape) == 2 and ids.shape[0] not in (1, batch):
@@ -167,37 +173,37 @@ class SameDocument(Mask):
 # Fields of rules: counts and ids, each an int or an integer array (a tensor stays a tensor).
 
 
-def _integer_array(name, value):
-    is_tensor = hasattr(value, "dtype") and not isinstance(value, np.ndarray)
-    value = value if is_tensor else np.asarray(value)
+def integer_array(name, value):
+    """A copy: the rule is frozen, so what its caller writes later must not change it."""
+    value = arguments.listed(name, value)
     if not dtype_name(value).startswith(("int", "uint")) and 0 not in value.shape:
         raise TypeError(f"{name}: expected integers, got dtype {dtype_name(value)}")
-    # A copy: the rule is frozen, so what its caller writes later must not change it.
-    return value if is_tensor else np.array(value, np.int64)
+    return value.clone() if is_tensor(value) else np.array(value, np.int64)
 
 
-def _set_int(rule, name, value, low=None):
+def set_int(rule, name, value, low=None):
     arguments.integer(f"{type(rule).__name__}: {name}", value, low)
     object.__setattr__(rule, name, int(value))
 
 
-def _set_counts(rule, name):
+def set_counts(rule, name):
     value = getattr(rule, name)
+    arguments.plain(f"{type(rule).__name__}: {name}", value)
     value = value[()] if isinstance(value, np.ndarray) else value  # one number leaves its array
     if hasattr(value, "__len__"):
-        value = _integer_array(f"{type(rule).__name__}: {name}", value)
+        value = integer_array(f"{type(rule).__name__}: {name}", value)
         object.__setattr__(rule, name, value)
     else:
-        _set_int(rule, name, value)
+        set_int(rule, name, value)
 
 
-def _check_rows(rule, name, batch):
+def check_rows(rule, name, batch):
     value = getattr(rule, name)
-    if _one_per_row(value):
+    if one_per_row(value):
         arguments.per_row(f"{type(rule).__name__}: {name}", value.shape, batch)
 
 
-def _extremes(value, read_values, default):
+def extremes(value, read_values, default):
     """Smallest and largest entry; `default` where looking would cost a device its pace."""
     if isinstance(value, (int, np.integer)):
         return value, value
@@ -208,21 +214,28 @@ def _extremes(value, read_values, default):
     return int(value.min()), int(value.max())
 
 
-def _row(value, b):
-    return value[b] if _one_per_row(value) else value
+def keys_grow(q_len, k_len, q_offset, read_values):
+    """The keys end where the queries end, as those of a cache: more of them will follow."""
+    if q_offset is None:
+        return False
+    return extremes(q_offset, read_values, default=(0, k_len - q_len))[1] + q_len == k_len
 
 
-def _one_per_row(value):
+def row(value, b):
+    return value[b] if one_per_row(value) else value
+
+
+def one_per_row(value):
     return not isinstance(value, int) and value.shape != ()
 
 
-def _at(ids, b, position):
+def at(ids, b, position):
     if len(ids.shape) == 1:
         return ids[position]
     return ids[b if ids.shape[0] > 1 else b * 0, position]
 
 
-def _id_span(ids, b, span):
+def id_span(ids, b, span):
     """The span from the smallest to the largest id inside each span of positions."""
     low, high, row = np.broadcast_arrays(span.low, span.high, b if len(ids.shape) > 1 else 0)
     ids = np.atleast_2d(ids)

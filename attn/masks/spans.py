@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 
-def _refuse(self, *args, **kwargs):
+def refuse(self, *args, **kwargs):
     # Else np.where(truth, …), `if`, `and` and np.asarray would take the object for a plain True.
     raise TypeError(
         f"{type(self).__name__} stands for many pairs: it is no array and no truth value"
@@ -47,7 +47,7 @@ class Truth:
 
     __rand__, __ror__, __rxor__, __ne__ = __and__, __or__, __xor__, __xor__
     __hash__ = None
-    __bool__ = __array__ = _refuse
+    __bool__ = __array__ = refuse
 
 
 def as_truth(answer):
@@ -109,7 +109,7 @@ class Span:
 
     __radd__ = __add__
     __hash__ = None
-    __bool__ = __array__ = _refuse
+    __bool__ = __array__ = refuse
 
     def contains_multiple(self, step):
         """Does the span hold a multiple of `step`; does it hold nothing else?"""
