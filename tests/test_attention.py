@@ -47,9 +47,9 @@ def calls(backend):
     return Calls(backend)
 
 
-def close(got, expected, tolerance=1e-12):
-    assert got.shape == np.shape(expected)
-    assert np.abs(got - expected).max(initial=0) <= tolerance
+def close(got, expected, tolerance=1e-12, name=None):
+    assert got.shape == np.shape(expected), name
+    assert np.abs(got - expected).max(initial=0) <= tolerance, name
 
 
 # --- Softmax --------------------------------------------------------------------------------------
@@ -159,18 +159,19 @@ def filled(options, L, S, H, B):
     return {k: arrays[v] if isinstance(v, str) else v for k, v in options.items()}
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("row", TABLE, ids=str)
-def test_02_agrees_with_plain_loops(calls, row, options):
+def test_02_agrees_with_plain_loops(calls, row):
     """Semantics 2, 6 and 7 over every mask of the table; the rule and its array are one mask."""
     query, key, value = operands(row.L, row.S, B=row.batch, H=2 * row.heads, Hkv=row.heads)
-    options = filled(options, row.L, row.S, 2 * row.heads, row.batch)
     sizes = dict(q_offset=row.q_offset, batch=row.batch, heads=2 * row.heads)
     allowed = dense_mask(row.mask, row.L, row.S, **sizes)
-    output, weights = attend(query, key, value, allowed, **options)
-    for mask, q_offset in ((row.mask, row.q_offset), (allowed, None)):
-        close(calls.weights(query, key, mask, q_offset=q_offset, **options), weights)
-        close(calls.output(query, key, value, mask, q_offset=q_offset, **options), output)
+    for name, options in OPTIONS.items():
+        options = filled(options, row.L, row.S, 2 * row.heads, row.batch)
+        output, weights = attend(query, key, value, allowed, **options)
+        for mask, q_offset in ((row.mask, row.q_offset), (allowed, None)):
+            given_options = {"q_offset": q_offset, **options}
+            close(calls.weights(query, key, mask, **given_options), weights, name=name)
+            close(calls.output(query, key, value, mask, **given_options), output, name=name)
 
 
 @pytest.mark.parametrize("heads", [(1, 1), (6, 1), (6, 2), (6, 6)], ids=str)
@@ -412,27 +413,247 @@ def unseen_slots(options):
     return ~keep.reshape(3, 3, 2, 5, 7).any(axis=(2, 3))
 
 
-@pytest.mark.parametrize("junk", [np.nan, INF, -INF, 1e300], ids=str)
+JUNK = (np.nan, INF, -INF, 1e300)
+
+
 @pytest.mark.parametrize("options", HIDERS.values(), ids=HIDERS)
-def test_10_unseen_slots_may_hold_anything(calls, options, junk):
+def test_10_unseen_slots_may_hold_anything(calls, options):
     """Semantic 10: not even NaN in a key or a value that no query may see is noticed."""
-    query, key, value = operands()
     unseen = unseen_slots(options)
     assert unseen.any()
     options = {"softcap": 2.0, **options}
-    before = calls.output(query, key, value, **options), calls.weights(query, key, **options)
-    key[unseen], value[unseen] = junk, junk
-    after = calls.output(query, key, value, **options), calls.weights(query, key, **options)
-    assert all(map(np.array_equal, after, before))
-
-
-@pytest.mark.parametrize("junk", [np.nan, INF], ids=str)
-def test_10_queries_that_see_nothing_may_hold_anything(calls, junk):
     query, key, value = operands()
+    before = calls.output(query, key, value, **options), calls.weights(query, key, **options)
+    for junk, spoilt in itertools.product(JUNK, ("key", "value", "both")):
+        query, key, value = operands()
+        if spoilt != "value":
+            key[unseen] = junk
+        if spoilt != "key":
+            value[unseen] = junk
+        after = calls.output(query, key, value, **options), calls.weights(query, key, **options)
+        assert all(map(np.array_equal, after, before)), (spoilt, junk)
+
+
+def test_10_queries_that_see_nothing_may_hold_anything(calls):
     mask = np.arange(5)[:, None] < np.full(7, 3)
-    before = calls.output(query, key, value, mask)
-    query[..., 3:, :] = junk
-    assert np.array_equal(calls.output(query, key, value, mask), before)
+    before = calls.output(*operands(), mask)
+    for junk in JUNK:
+        query, key, value = operands()
+        query[..., 3:, :] = junk
+        assert np.array_equal(calls.output(query, key, value, mask), before), junk
+
+
+# --- 17: a slot that some queries see stays hidden from the others --------------------------------
+
+numpy_only = pytest.mark.parametrize("backend", ["numpy"], indirect=True)
+
+
+def blockwise_of(block_size):
+    def route(attn, query, key, value, mask, **options):
+        output, lse = attn.blockwise_attention(
+            query, key, value, mask, block_size=block_size, **options
+        )
+        return np.concatenate([output, lse[..., None]], axis=-1)
+
+    return route
+
+
+ROUTES = {
+    "weights": lambda attn, query, key, value, mask, **options: attn.attention_weights(
+        query, key, mask, **options
+    ),
+    "plain": lambda attn, *call, **options: attn.scaled_dot_product_attention(*call, **options),
+    "tiles of 1": blockwise_of(1),
+    "tiles of 3": blockwise_of(3),
+    "one tile": blockwise_of(None),
+}
+HIDDEN_FROM_SOME = {
+    "rule": dict(mask=Causal(), q_offset=1),
+    "heads": dict(mask=normal(7, 3, 6, 5, 7) > 0),
+    "keys alone": dict(mask=KeyPadding([7, 2, 2])),
+    "bias": dict(bias=np.where(normal(8, 6, 5, 7)[None] > 0, 0.5, -INF)),
+    "both": dict(
+        mask=SlidingWindow(2, 1), bias=np.where(normal(8, 5, 7) > 1, -INF, 0.0), q_offset=1
+    ),
+}
+
+
+def kept(options):
+    options = {"mask": True, "bias": 0.0, "q_offset": None, **options}
+    mask = options["mask"]
+    if not isinstance(mask, (bool, np.ndarray)):
+        mask = dense_mask(mask, 5, 7, batch=3, q_offset=options["q_offset"])
+    return np.broadcast_to(mask & (options["bias"] > -INF), (3, 6, 5, 7))
+
+
+@numpy_only
+@pytest.mark.parametrize("extra", [{}, {"softcap": 2.0, "sink": normal(6, 6)}], ids=["", "options"])
+@pytest.mark.parametrize("options", HIDDEN_FROM_SOME.values(), ids=HIDDEN_FROM_SOME)
+def test_17_a_row_depends_on_what_it_may_see_and_on_nothing_else(backend, options, extra):
+    """Semantic 17: one slot spoilt, in one operand at a time; rows that see it do notice."""
+    keep = kept(options)
+    options = {"mask": None, **options, **extra}
+    for route, spoilt, junk in itertools.product(ROUTES, ("query", "key", "value"), JUNK):
+        if (route, spoilt) == ("weights", "value"):
+            continue
+        attend_by = ROUTES[route]
+        arrays = dict(zip(("query", "key", "value"), operands(), strict=True))
+        clean = attend_by(backend.attn, *arrays.values(), **options)
+        touched = np.zeros((3, 6, 5), bool)
+        if spoilt == "query":
+            arrays["query"][0, 3, 2] = junk
+            touched[0, 3, 2] = keep[0, 3, 2].any()
+        else:
+            arrays[spoilt][0, 1, 1] = junk
+            touched[0, 2:4] = keep[0, 2:4, :, 1]
+        assert touched.any()
+        assert not touched.all()
+        got = attend_by(backend.attn, *arrays.values(), **options)
+        case = route, spoilt, junk
+        np.testing.assert_allclose(got[~touched], clean[~touched], rtol=0, atol=1e-12, err_msg=case)
+        if "softcap" not in options or np.isnan(junk) or spoilt == "value":
+            assert not np.isclose(got[touched], clean[touched]).all(axis=-1).any(), case
+
+
+def test_17_infinity_in_a_value_that_earlier_rows_may_not_see(backend):
+    """The size of the tile changes no more than rounding."""
+    value, zeros = np.array([[1.0], [1.0], [INF]]), np.zeros((3, 1))
+    arrays = [backend.array(x) for x in (zeros, zeros, value)]
+    if backend.name == "numpy":
+        got = backend.attn.scaled_dot_product_attention(*arrays, Causal())
+        assert got.ravel().tolist() == [1, 1, INF]
+    for block_size in (1,) if backend.name == "torch" else (1, 2, None):
+        got = backend.attn.blockwise_attention(*arrays, Causal(), block_size=block_size)[0]
+        assert backend.to_numpy(got).ravel().tolist() == [1, 1, INF]
+
+
+# --- 19: numbers at the ends of their range -------------------------------------------------------
+
+EXTREMES = {
+    "sink": [np.full(6, x) for x in (-INF, -1e300, -3e38, -1e4, 1e4, 3e38, 1e300)],
+    "scale": [0.0, -0.0, 1e-300, 1e-38, -1e-38, 2.0, 1e20, -1e20],
+    "softcap": [1e-30, 1e-3, 1e4, 1e20, 3e38],
+    "bias": [np.array([[0.0, x, 0, 0, 0, 0, 0]]) for x in (-1e300, -3e38, -1e4, 1e4, 3e38, 1e300)],
+}
+
+
+def plain_result(route, arrays, options, row=None):
+    """What loops in float64 say; the limit of what float32 can tell from it is the tolerance."""
+    allowed = dense_mask(options.pop("mask"), 5, 7, q_offset=options.pop("q_offset"))
+    output, weights = attend(*arrays, allowed, **options)
+    return weights if route == "weights" else output
+
+
+@numpy_only
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("option", EXTREMES)
+def test_19_extreme_options_on_every_path(backend, option, dtype):
+    """No NaN, no warning, and the numbers of plain loops: a cap beyond all scores is no cap."""
+    arrays = [x.astype(dtype) for x in operands()]
+    exact = [x.astype(np.float64) for x in arrays]
+    for route, extreme in itertools.product(ROUTES, EXTREMES[option]):
+        options = {"mask": Causal(), "q_offset": 2, option: extreme}
+        smallest = 0 if dtype == np.float64 else 2.0**-149
+        if option == "scale" and 0 < abs(extreme) < smallest:
+            continue  # refused, see tests/test_arguments.py
+        got = ROUTES[route](backend.attn, *arrays, **options).astype(np.float64)
+        got = got[..., :-1] if "tile" in route else got  # without the lse
+        if dtype != np.float64 and option in ("bias", "sink"):  # beyond float32: saturated
+            limit = np.finfo(np.float32).max / 4
+            options[option] = np.where(
+                np.isneginf(extreme), extreme, np.clip(extreme, -limit, limit)
+            )
+        expected = plain_result(route, exact, options)
+        tolerance = {np.float16: 2e-3, np.float32: 2e-5, np.float64: 1e-12}[dtype]
+        if option == "scale" and abs(extreme) > 1e10:
+            tolerance = max(tolerance, 1e-9)  # one key takes all but rounding decides ties
+        close(got, expected, tolerance, name=(route, extreme))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_finite_scores_far_apart_are_no_warning(backend, dtype):
+    """The difference of two finite scores may overflow; its exponential is 0 all the same."""
+    far = np.finfo(dtype).max
+    query, key = np.ones((1, 1), dtype), np.array([[far], [-far], [far]], dtype) / 2 * dtype(1.9)
+    arrays = [backend.array(x) for x in (query, key, np.array([[1.0], [5.0], [3.0]], dtype))]
+    sink = backend.array(np.array([-far], dtype))
+    for options in ({}, {"sink": sink}):
+        options = {"scale": 1.0, **options}
+        weights = backend.attn.attention_weights(*arrays[:2], **options)
+        assert backend.to_numpy(weights).tolist() == [[0.5, 0, 0.5]]
+        output = backend.attn.scaled_dot_product_attention(*arrays, **options)
+        assert backend.to_numpy(output).tolist() == [[2.0]]
+        for block_size in (1, 2, None):
+            tiled = backend.attn.blockwise_attention(*arrays, block_size=block_size, **options)
+            assert backend.to_numpy(tiled[0]).tolist() == [[2.0]]
+    scores = backend.array(np.array([far, -far, far], dtype))
+    assert backend.to_numpy(backend.attn.softmax(scores)).tolist() == [0.5, 0, 0.5]
+    parts = [backend.array(np.array([[x]], dtype)) for x in (1.0, 5.0)]
+    lses = [backend.array(np.array([x], dtype)) for x in (far, -far)]
+    output, lse = backend.attn.merge_attention(parts, lses)
+    assert (backend.to_numpy(output).item(), backend.to_numpy(lse).item()) == (1.0, far)
+
+
+def test_the_scale_multiplies_the_product_on_every_path(backend):
+    """Were it to meet the query first, 2 · 3e38 would leave float32."""
+    arrays = [backend.array(np.array([[x]], np.float32)) for x in (3e38, 1e-38, 1.0)]
+    assert backend.to_numpy(backend.attn.attention_weights(*arrays[:2], scale=2.0)) == 1
+    for block_size in (1, None):
+        lse = backend.attn.blockwise_attention(*arrays, scale=2.0, block_size=block_size)[1]
+        assert abs(backend.to_numpy(lse).item() - 6) < 1e-5
+
+
+# --- Size 1 and no axis ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("axis", range(4), ids="BHLS")
+def test_08_a_mask_or_bias_of_size_1_on_one_axis(backend, axis):
+    """It says the same as its copies along that axis, on every route."""
+    arrays = [backend.array(x) for x in operands()]
+    full = (3, 6, 5, 7)
+    shape = tuple(1 if a == axis else n for a, n in enumerate(full))
+    given_arrays = {
+        "mask": normal(7, *shape) > 0,
+        "bias": np.where(normal(8, *shape) > 1, -INF, 0.3),
+    }
+    for name, array in given_arrays.items():
+        results = []
+        for x in (array, np.broadcast_to(array, full)):
+            x = backend.array(x.copy())
+            plain = backend.attn.scaled_dot_product_attention(*arrays, **{name: x})
+            weights = backend.attn.attention_weights(*arrays[:2], **{name: x})
+            tiled = backend.attn.blockwise_attention(*arrays, **{name: x}, block_size=2)
+            results.append([backend.to_numpy(y) for y in (plain, weights, *tiled)])
+        for one, other in zip(*results, strict=True):
+            np.testing.assert_allclose(one, other, rtol=0, atol=1e-12, err_msg=name)
+
+
+@pytest.mark.parametrize("size", ["B", "H", "L", "S", "D", "Dv"])
+def test_operands_of_size_1_on_one_axis(calls, backend, size):
+    sizes = dict(B=3, L=5, S=7, H=6, Hkv=3, D=2, Dv=4) | {size: 1}
+    sizes["Hkv"] = 1 if size == "H" else 3
+    query, key, value = operands(**sizes)
+    rule, offset = Causal() & KeyPadding([1] * sizes["B"]), 2
+    allowed = dense_mask(rule, sizes["L"], sizes["S"], q_offset=offset, batch=sizes["B"])
+    output, weights = attend(query, key, value, allowed)
+    close(calls.output(query, key, value, rule, q_offset=offset), output)
+    close(calls.weights(query, key, rule, q_offset=offset), weights)
+    arrays = [backend.array(x) for x in (query, key, value)]
+    tiled = backend.attn.blockwise_attention(*arrays, rule, q_offset=offset, block_size=2)[0]
+    close(backend.to_numpy(tiled), output)
+
+
+def test_08_a_mask_and_a_bias_without_axes(calls, backend):
+    query, key, value = operands()
+    close(calls.output(query, key, value, np.array(True)), calls.output(query, key, value))
+    close(calls.output(query, key, value, np.array(False)), np.zeros((3, 6, 5, 4)))
+    close(calls.output(query, key, value, bias=np.array(3.0)), calls.output(query, key, value))
+    arrays = [backend.array(x) for x in (query, key, value)]
+    for options in ({"mask": np.array(False)}, {"bias": np.array(-INF)}):
+        options = {name: backend.array(x) for name, x in options.items()}
+        output, lse = backend.attn.blockwise_attention(*arrays, **options, block_size=2)
+        assert (backend.to_numpy(output) == 0).all()
+        assert np.isneginf(backend.to_numpy(lse)).all()
 
 
 # --- 11: nothing is changed, strides do not matter, zero sizes ------------------------------------
@@ -586,7 +807,7 @@ def test_09_large_scores_do_not_overflow(backend):
 # --- Subclasses, options given as NumPy numbers ---------------------------------------------------
 
 
-def test_masked_arrays_are_refused_and_matrices_answered_as_arrays():
+def test_masked_arrays_are_refused_and_subclasses_answered_as_arrays():
     import attn
 
     query, key, value = operands()
