@@ -119,8 +119,9 @@ def attention_backward(
     arguments.results.gradient("grad_output", grad_output, "output", output_shape, "(B, H, L, Dv)")
     forward = resolved(checked)
     grad_output = grad_output.reshape(size.B, size.H, size.L, size.Dv).astype(forward.query.dtype)
-    if forward.keep is not None:  # the output of a row without keys is 0, whatever comes in
-        grad_output = empty_unseen(grad_output, forward.keep.any(axis=-1))
+    keep = forward.keep if size.S else np.zeros((1, 1, 1, 1), bool)
+    if keep is not None:  # the output of a row without keys is 0, whatever comes back to it
+        grad_output = empty_unseen(grad_output, keep.any(axis=-1))
 
     grad_query, grad_key, grad_value, grad_scores, grad_sink = gradients(forward, grad_output)
     return AttentionGradients(

@@ -13,6 +13,7 @@ from reference import attend, normal
 from attn import Causal, Dilated, KeyPadding, PrefixLM, SameDocument, SlidingWindow, dense_mask
 
 INF = np.inf
+numpy_only = pytest.mark.parametrize("backend", ["numpy"], indirect=True)
 
 
 def operands(L=5, S=7, B=3, H=6, Hkv=3, D=2, Dv=4):
@@ -79,6 +80,12 @@ def test_softmax_ignores_a_shift_and_keeps_order(backend):
     assert np.array_equal(weights.argsort(axis=-1), scores.argsort(axis=-1))
     exact = [[[math.exp(s) for s in row] for row in block] for block in scores]
     close(weights, np.array([[np.array(row) / math.fsum(row) for row in block] for block in exact]))
+
+
+@numpy_only
+def test_softmax_needs_an_axis(backend):
+    with pytest.raises(ValueError, match=r"scores: expected shape \(…, S\), got \(\)"):
+        backend.attn.softmax(backend.array(np.array(1.0)))
 
 
 def test_softmax_refuses_integers(backend):
@@ -444,8 +451,6 @@ def test_10_queries_that_see_nothing_may_hold_anything(calls):
 
 
 # --- 17: a slot that some queries see stays hidden from the others --------------------------------
-
-numpy_only = pytest.mark.parametrize("backend", ["numpy"], indirect=True)
 
 
 def blockwise_of(block_size):

@@ -1,5 +1,7 @@
 """Gradients written by hand: against a worked example, central differences, autograd and laws."""
 
+import itertools
+
 import numpy as np
 import pytest
 from mask_table import TABLE
@@ -30,8 +32,8 @@ def difference(function, x, step=1e-6):
     return grad
 
 
-def close(got, wanted, tolerance=1e-12):
-    np.testing.assert_allclose(got, wanted, rtol=0, atol=tolerance)
+def close(got, wanted, tolerance=1e-12, name=""):
+    np.testing.assert_allclose(got, wanted, rtol=0, atol=tolerance, err_msg=name)
 
 
 def test_softmax_literal():
@@ -68,6 +70,8 @@ def test_softmax_errors():
         softmax_backward(np.ones(3), np.ones((2, 3)))
     with pytest.raises(TypeError, match="one float dtype"):
         softmax_backward(np.ones(3), np.ones(3, np.float32))
+    with pytest.raises(ValueError, match=r"weights: expected shape \(…, S\), got \(\)"):
+        softmax_backward(np.array(1.0), np.array(1.0))
 
 
 def test_literal():
@@ -94,6 +98,11 @@ OPTIONS = {
     "bias": {"bias": normal(3, 2, H, L, S)},
     "bias for all rows": {"bias": normal(3, H, 1, S)[None]},
     "bias of rank 2": {"bias": normal(3, L, 1)},
+    "a large cap": {"softcap": 1e4},
+    "a small cap": {"softcap": 1e-3},
+    "a sink that takes all": {"sink": np.full(H, 1e4)},
+    "a sink that takes nothing": {"sink": np.full(H, -1e4)},
+    "a sink of -inf": {"sink": np.full(H, -np.inf)},
     "bias of rank 1": {"bias": normal(3, S)},
     "sink": {"sink": normal(4, H)},
     "all": {
@@ -117,7 +126,10 @@ def test_against_differences(name):
         def loss(x, operand=operand):
             return (upstream * attn.scaled_dot_product_attention(**given | {operand: x})).sum()
 
-        close(getattr(got, operand), difference(loss, given[operand]), 1e-8)
+        if np.isfinite(given[operand]).all():
+            close(getattr(got, operand), difference(loss, given[operand]), 1e-8)
+        else:
+            close(getattr(got, operand), 0)
 
 
 def autograd(upstream, given):
@@ -147,23 +159,30 @@ def test_against_autograd_for_every_mask(row):
         close(getattr(got, name), wanted)
 
 
-@pytest.mark.parametrize("shape", [(), (2, 3)])
-@pytest.mark.parametrize("bias_shape", [(1,), (3, 1, 1, 7), (2, 1, 1, 4, 1)])
-def test_any_rank(shape, bias_shape):
-    bias_shape = bias_shape if shape else bias_shape[-2:]
-    query, key = normal(0, *shape, *((H,) if shape else ()), L, D), normal(1, *shape, 1, S, D)
-    key = key if shape else key[0]
-    given = {
-        "query": query,
-        "key": key,
-        "value": key[..., :DV].copy(),
-        "bias": normal(2, *bias_shape),
-    }
+BIASES = {  # by the axes before H: those of a bias may be there, be 1, be flattened, or be missing
+    (): [(), (1,), (7,), (1, 7), (4, 1), (4, 7)],
+    (2, 3): [
+        (), (1,), (1, 7), (4, 1), (3, 1, 1, 7), (1, 6, 4, 7), (6, 1, 1, 1), (6, 6, 4, 7),
+        (2, 1, 1, 4, 1), (1, 3, 6, 1, 1), (2, 3, 1, 1, 1), (2, 3, 6, 4, 7), (1, 1, 1, 1, 1),
+    ],
+    (2, 2): [(4, 1, 1, 1), (2, 1, 1, 1), (2, 1, 1, 1, 1), (2, 2, 6, 4, 7)],
+    (1, 3): [(3, 1, 1, 1), (1, 1, 1, 1)],
+    (3, 1): [(3, 1, 1, 1), (3, 1, 1, 1, 7)],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("lead", BIASES, ids=str)
+def test_any_rank(lead):
+    query, key = normal(0, *lead, *((H,) if lead else ()), L, D), normal(1, *lead, 1, S, D)
+    key = key if lead else key[0]
     upstream = normal(7, *query.shape[:-1], DV)
-    got = attention_backward(upstream, **given)
-    for name, wanted in autograd(upstream, given).items():
-        assert getattr(got, name).shape == given[name].shape
-        close(getattr(got, name), wanted)
+    for shape in BIASES[lead]:
+        bias = np.asarray(normal(2, *shape))
+        given = {"query": query, "key": key, "value": key[..., :DV].copy(), "bias": bias}
+        got = attention_backward(upstream, **given)
+        for name, wanted in autograd(upstream, given).items():
+            assert getattr(got, name).shape == given[name].shape, (shape, name)
+            close(getattr(got, name), wanted, name=(shape, name))
 
 
 def test_gradient_of_scores_sums_to_zero_over_a_row():
@@ -210,19 +229,80 @@ def test_shared_heads_add_up():
         close(getattr(got, name), copies.reshape(2, HKV, 2, *copies.shape[2:]).sum(axis=2))
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_empty_rows_and_unseen_slots_get_zero(bad):
+def test_empty_rows_and_unseen_slots_get_zero():
     """Semantics 3 and 10."""
+    for bad, spoilt in itertools.product((np.nan, np.inf), ("key", "value", "both")):
+        query, key, value = operands()
+        upstream = normal(7, 2, H, L, DV)
+        clean = attention_backward(upstream, query, key, value, KeyPadding([5, 0]))
+        for name, x in (("key", key), ("value", value)):
+            if spoilt in (name, "both"):
+                x[0, :, 5:], x[1] = bad, bad
+        got = attention_backward(upstream, query, key, value, KeyPadding([5, 0]))
+        for one, other in zip(got[:3], clean[:3], strict=True):
+            close(one, other, 0)
+        assert (got.query[1] == 0).all()
+        assert (got.key[0, :, 5:] == 0).all()
+        assert (got.value[1] == 0).all()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 1e300])
+def test_03_what_comes_back_to_an_empty_row_is_not_read(bad):
+    """Semantic 3: its output is 0 whatever the operands are, and so are its gradients."""
     query, key, value = operands()
-    clean = attention_backward(normal(7, 2, H, L, DV), query, key, value, KeyPadding([5, 0]))
-    for x in (key, value):
-        x[0, :, 5:], x[1] = bad, bad
-    got = attention_backward(normal(7, 2, H, L, DV), query, key, value, KeyPadding([5, 0]))
-    for one, other in zip(got[:3], clean[:3], strict=True):
+    options = {"sink": normal(4, H), "bias": normal(3, 1, 1, L, S), "softcap": 2.0}
+    mask = np.ones((L, S), bool)
+    mask[1:3] = False
+    upstream = normal(7, 2, H, L, DV)
+    clean = attention_backward(upstream, query, key, value, mask, **options)
+    upstream[:, :, 1:3] = bad
+    got = attention_backward(upstream, query, key, value, mask, **options)
+    for one, other in zip(got, clean, strict=True):
         close(one, other, 0)
-    assert (got.query[1] == 0).all()
-    assert (got.key[0, :, 5:] == 0).all()
-    assert (got.value[1] == 0).all()
+    assert (got.query[:, :, 1:3] == 0).all()
+    nothing = attention_backward(
+        upstream, query, key[..., :0, :], value[..., :0, :], sink=options["sink"]
+    )
+    assert all((x == 0).all() for x in nothing if x is not None)
+
+
+SPOILT = ("grad_output", "query", "key", "value")
+
+
+BAD = (np.nan, np.inf, -np.inf, 1e300)
+OTHERS = ({}, {"softcap": 2.0, "sink": normal(4, H)})
+
+
+@pytest.mark.parametrize("spoilt", SPOILT)
+def test_17_gradients_of_rows_that_may_not_see_a_slot_stay_clean(spoilt):
+    """Semantic 17: NaN goes to what depends on it, through the pairs that take part, no further."""
+    masks = {"array": normal(9, 2, H, L, S) > 0.6, "rule": Causal(), "bias": None}
+    for name, bad, options in itertools.product(masks, BAD, OTHERS):
+        given = dict(zip(SPOILT, (normal(7, 2, H, L, DV), *operands()), strict=True))
+        given |= {"mask": masks[name], "q_offset": 0, "bias": normal(3, 2, H, L, S), **options}
+        keep = masks["array"] if name != "rule" else np.broadcast_to(np.tri(L, S) > 0, (2, H, L, S))
+        if name == "bias":
+            given["bias"] = np.where(keep, given["bias"], -np.inf)
+        clean = attention_backward(**given)
+        rows = np.zeros((2, H, L), bool)  # the queries that the spoilt slot has to do with
+        if spoilt in ("key", "value"):
+            given[spoilt][0, 1, 1] = bad
+            rows[0, 2:4] = keep[0, 2:4, :, 1]
+        else:
+            given[spoilt][0, 3, 2] = bad
+            rows[0, 3, 2] = keep[0, 3, 2].any()
+        slots = (keep & rows[..., None]).any(axis=2).reshape(2, HKV, 2, S).any(axis=2)
+        assert rows.any()
+        assert not rows.all()
+        assert not slots.all()
+        got = attention_backward(**given)
+        touched = {"query": rows, "key": slots, "value": slots, "bias": rows[..., None] & keep}
+        touched["sink"] = rows.any(axis=(0, 2))
+        for operand, where in touched.items():
+            if getattr(got, operand) is not None:
+                one, other = (getattr(grad, operand)[~where] for grad in (got, clean))
+                close(one, other, name=(name, bad, operand))
+        assert not np.isnan(bad) or np.isnan(got.query[rows]).any()
 
 
 @pytest.mark.parametrize("shape", [(0, L, S), (2, 0, S), (2, L, 0)])
@@ -258,6 +338,18 @@ def test_errors():
         attention_backward(good.astype(np.float32), query, key, value)
     with pytest.raises(TypeError, match=r"grad_output: expected numpy\.ndarray, got builtins.list"):
         attention_backward(good.tolist(), query, key, value)
+    with pytest.raises(TypeError, match=r"grad_output: expected a plain array, got .*MaskedArray"):
+        attention_backward(np.ma.array(good), query, key, value)
+    asked = []
+
+    class Asked(attn.Mask):
+        def __call__(self, b, h, q, k):
+            asked.append(k)
+            return k <= q
+
+    with pytest.raises(ValueError, match="grad_output"):
+        attention_backward(query, query, key, value, Asked(), q_offset=0)
+    assert asked == []  # a call that is wrong asks for no work
     for mask, options in ((Causal(), {}), (good, {}), (None, {"softcap": -1}), (None, {"bias": 3})):
         with pytest.raises((TypeError, ValueError)) as plain:
             attn.scaled_dot_product_attention(query, key, value, mask, **options)
