@@ -17,8 +17,13 @@ def family(backend):
     return [name for name in FAMILY if hasattr(backend.attn, name)]
 
 
+numpy_only = pytest.mark.parametrize("backend", ["numpy"], indirect=True)
+
+
 def call(backend, name, changes):
     """A function of the family on operands that fit, apart from what `changes` says."""
+    changes = dict(changes)
+    grad_output = changes.pop("grad_output", None)
     fitting = {n: backend.array(normal(*shape)) for n, shape in zip(NAMES, SHAPES, strict=True)}
     operands = {**fitting, **changes}
     options = {name: operands.pop(name) for name in list(operands) if name not in NAMES}
@@ -26,7 +31,8 @@ def call(backend, name, changes):
     if name == "attention_weights":
         arrays = arrays[:2]
     if name == "attention_backward":
-        arrays = [backend.array(normal(4, 3, 6, 5, 4)), *arrays]
+        upstream = normal(4, 3, 6, 5, 4) if grad_output is None else grad_output
+        arrays = [backend.array(upstream), *arrays]
     return getattr(backend.attn, name)(*arrays, options.pop("mask", None), **options)
 
 
@@ -114,6 +120,12 @@ WRONG = {
     "+inf in the bias": ({"bias": np.full((1, 7), np.inf)}, ValueError, ["bias", "+inf"]),
     "sink of the key heads": ({"sink": z(3)}, ValueError, ["sink", "(H,) = (6,)", "(3,)"]),
     "sink of rank 2": ({"sink": z((6, 1))}, ValueError, ["sink", "(6,)", "(6, 1)"]),
+    "sink without an axis": ({"sink": z(())}, ValueError, ["sink", "(6,)", "()"]),
+    "no axes": ({n: z(()) for n in NAMES}, ValueError, ["rank", "at least 2", "()"]),
+    "scale of one entry": ({"scale": z(1)}, TypeError, ["scale", "number"]),
+    "softcap as an array": ({"softcap": np.ones(())}, TypeError, ["softcap", "number"]),
+    "offsets of ragged lists": ({"q_offset": [[0], [1, 2], 3]}, TypeError, ["q_offset", "[0]"]),
+    "mask as a ragged list": ({"mask": [[True], [True, False]]}, TypeError, ["mask", "[[True]"]),
     "one sink": ({"sink": 0.5}, TypeError, ["sink", "(6,)", "float"]),
     "sink as a list": ({"sink": [0.0] * 6}, TypeError, ["sink", "list"]),
     "int sink": ({"sink": z(6, int)}, TypeError, ["sink", "int64"]),
@@ -188,21 +200,11 @@ def refusal(backend, name, changes):
     return caught
 
 
-@pytest.mark.parametrize("case", WRONG)
-def test_16_wrong_calls_are_refused_by_name(backend, case):
-    """Semantic 16: class, argument, what was expected in letters and numbers, what came."""
-    changes, error, words = WRONG[case]
-    caught = refusal(backend, "scaled_dot_product_attention", changes)
-    assert caught.type is error
-    for word in words:
-        assert word in str(caught.value)
-
-
-@pytest.mark.parametrize("case", WRONG)
-def test_16_the_family_refuses_in_the_same_words(backend, case):
-    """Semantic 16: what the plain function raises, to the letter."""
-    changes, error, words = WRONG[case]
+def refused_by_the_family(backend, changes, error, words):
     plain = refusal(backend, "scaled_dot_product_attention", changes)
+    assert plain.type is error
+    for word in words:
+        assert word in str(plain.value)
     for name in family(backend):
         if name == "attention_weights":  # its messages list one shape less
             if "value" not in changes or "key" in changes:
@@ -211,22 +213,96 @@ def test_16_the_family_refuses_in_the_same_words(backend, case):
                 assert all(word in str(caught.value) for word in words)
         else:
             caught = refusal(backend, name, changes)
-            assert (caught.type, str(caught.value)) == (error, str(plain.value))
+            assert (caught.type, str(caught.value)) == (error, str(plain.value)), name
 
 
-@pytest.mark.parametrize("argument", [*NAMES, "mask", "bias", "sink"])
-def test_16_libraries_are_never_mixed(backend, argument):
-    """Semantic 16: a tensor beside arrays, an array beside tensors."""
+@pytest.mark.parametrize("case", WRONG)
+def test_16_wrong_calls_are_refused_by_name_and_by_all_in_the_same_words(backend, case):
+    """Semantic 16: class, argument, what was expected in letters and numbers, what came.
+
+    And the whole family says what the plain function says, to the letter.
+    """
+    refused_by_the_family(backend, *WRONG[case])
+
+
+OUT_OF_RANGE = {  # by the dtype of the operands; half precision is worked out in float32
+    "scale": {"float16": [1e39, -1e39, 1e-46], "float32": [1e39, 3.5e38, 1e-46], "float64": []},
+    "softcap": {"float16": [1e39, 1e-46], "float32": [1e39, 1e-46], "float64": []},
+}
+
+
+@numpy_only
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("option", OUT_OF_RANGE)
+def test_19_a_number_that_the_dtype_cannot_hold_is_refused(backend, option, dtype):
+    """Semantic 19: as infinity or as 0 it would mean something else."""
+    arrays = {n: z(s[1:]).astype(dtype) for n, s in zip(NAMES, SHAPES, strict=True)}
+    wide = "float64" if dtype == "float64" else "float32"
+    arrays["grad_output"] = z((3, 6, 5, 4)).astype(dtype)
+    for number in OUT_OF_RANGE[option][dtype]:
+        for kind in (float, np.float64, np.longdouble):
+            words = [option, f"a number that {wide} can hold", f"{number:g}"]
+            refused_by_the_family(backend, arrays | {option: kind(number)}, ValueError, words)
+    with pytest.raises(ValueError, match=rf"{option}: .*float"):
+        call(backend, "attention_weights", arrays | {option: np.longdouble("1e400")})
+    for number in (3e38, 1e-40, 1.0):  # the last that fit
+        for name in family(backend):
+            call(backend, name, arrays | {option: number})
+
+
+HUGE = {
+    "scale": ({"scale": 10**400}, ["scale", "float64 can hold", "1329 bits"]),
+    "scale below": ({"scale": -(10**400)}, ["scale", "float64 can hold"]),
+    "softcap": ({"softcap": 10**400}, ["softcap", "float64 can hold"]),
+    "scale with 5000 digits": ({"scale": 10**5000}, ["scale", "float64 can hold"]),
+    **{
+        f"q_offset {where} as {type(offset).__name__} {getattr(offset, 'dtype', '')}": (
+            {"mask": Causal(), "q_offset": offset}, ["q_offset", "expected"],
+        )
+        for where, offsets in {
+            "beyond": [2**63, np.uint64(2**63), [2**63] * 3, np.array([0, 2**63, 0], np.uint64)],
+            "at the end": [2**63 - 1, np.int64(2**63 - 1), np.array([0, 0, -(2**63)])],
+            "far beyond": [10**5000, (10**30,) * 3],
+        }.items()
+        for offset in offsets
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", HUGE)
+def test_19_numbers_beyond_every_dtype_are_refused_by_name(backend, case):
+    """Semantic 19: no OverflowError from the inside, and no position that wraps around."""
+    changes, words = HUGE[case]
+    refused_by_the_family(backend, changes, ValueError, words)
+
+
+def test_19_offsets_near_the_end_keep_their_meaning(backend):
+    """2**62 is where positions end: the last offset that is taken hides nothing by accident."""
+    for offset, seen in ((2**62, 1), (-(2**62), 0), (2**40, 1)):
+        for rule in (Causal(), SlidingWindow(None), ~SlidingWindow(0, None)):
+            allowed = backend.attn.dense_mask(rule, 2, 3, q_offset=offset)
+            assert (backend.to_numpy(allowed) == seen).all(), (offset, rule)
+
+
+@pytest.mark.parametrize("argument", [*NAMES, "mask", "bias", "sink", "q_offset"])
+def test_16_libraries_are_never_mixed_and_arrays_are_plain(backend, argument):
+    """Semantic 16: a tensor beside arrays, an array beside tensors, masked arrays and matrices."""
     torch = pytest.importorskip("torch")
     array = {
         **{name: normal(*shape) for name, shape in zip(NAMES, SHAPES, strict=True)},
         "mask": np.ones((5, 7), bool), "bias": np.zeros((5, 7)), "sink": np.zeros(6),
+        "q_offset": np.zeros(3, int),
     }[argument]  # fmt: skip
     other = array if backend.name == "torch" else torch.tensor(array)
     for name in family(backend):
-        if (name, argument) != ("attention_weights", "value"):
+        if (name, argument) == ("attention_weights", "value"):
+            continue
+        if argument != "q_offset":
             with pytest.raises(TypeError, match=rf"{argument}: expected .*never mixed"):
                 call(backend, name, {argument: other})
+        for subclass in (np.ma.array(array), array.reshape(-1, array.shape[-1]).view(np.matrix)):
+            with pytest.raises(TypeError, match=rf"{argument}: expected a plain array, got numpy"):
+                call(backend, name, {argument: subclass})
 
 
 def test_the_operands_that_the_cases_change_are_fine(backend):
@@ -281,6 +357,30 @@ def test_sizes_do_not_broadcast_a_batch():
 def test_integer_takes_whole_numbers_only(value):
     with pytest.raises(TypeError, match="n: expected an int"):
         arguments.integer("n", value)
+
+
+def test_19_integer_refuses_what_64_bits_cannot_hold():
+    for value in (2**63, -(2**63) - 1, 10**5000, np.uint64(2**63)):
+        with pytest.raises(ValueError, match=r"n: expected an int that 64 bits can hold, .* bits"):
+            arguments.integer("n", value)
+    for value in (2**63 - 1, -(2**63), np.int64(2**63 - 1)):
+        arguments.integer("n", value)
+
+
+def test_a_mask_is_checked_without_a_call():
+    """What dense_mask, caches and translators ask, who have no bias and no scale."""
+    size = arguments.Sizes((2,), 2, 3, 3, 5, 7, 0, 0)
+    arguments.mask(size, None)
+    arguments.mask(size, Causal(), q_offset=2)
+    arguments.mask(size, np.ones((5, 7), bool), kind=np.ndarray)
+    for changes, words in (
+        ({"given": Causal()}, "L = 5"), ({"given": np.ones((5, 6), bool)}, "mask"),
+        ({"given": None, "q_offset": [1, 2, 3]}, "q_offset"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=words):
+            arguments.mask(size, **changes)
+    with pytest.raises(TypeError, match="never mixed"):
+        arguments.mask(size, np.ones((5, 7), bool), kind=str)
 
 
 def test_integer_takes_python_and_numpy_integers():
