@@ -1,5 +1,6 @@
 """Blockwise attention is attention: for any mask, any option and any size of tile."""
 
+import itertools
 import tracemalloc
 from itertools import pairwise
 
@@ -35,9 +36,9 @@ def dense_lse(query, key, keep=True, bias=0.0, scale=None, softcap=None, sink=No
     return np.logaddexp.reduce(scores, axis=-1, initial=-np.inf)
 
 
-def assert_same(got, wanted, tolerance=1e-12):
+def assert_same(got, wanted, tolerance=1e-12, name=""):
     for one, other in zip(got, wanted, strict=True):
-        np.testing.assert_allclose(one, other, rtol=0, atol=tolerance)
+        np.testing.assert_allclose(one, other, rtol=0, atol=tolerance, err_msg=str(name))
 
 
 def run(backend, arrays, mask=None, **options):
@@ -60,18 +61,17 @@ def test_literal(backend, block_size):
     assert_same((output, lse), ([[0.25 * 4 + 0.75 * 8]], [np.log(4)]))
 
 
-@pytest.mark.parametrize("block_size", BLOCK_SIZES)
 @pytest.mark.parametrize("row", TABLE, ids=str)
-def test_every_mask_in_any_tiles(backend, row, block_size):
+def test_every_mask_in_any_tiles(backend, row):
     """Semantic 2."""
     query, key, value = operands(row.L, row.S, row.batch)
     query = query[:, : row.heads] if row.heads > 1 else query
     key, value = (x[:, :1] if row.heads > 1 else x for x in (key, value))
-    got = run(backend, (query, key, value), row.mask, q_offset=row.q_offset, block_size=block_size)
-    output, _ = attend(query, key, value, row.allowed)
-    assert_same(got, (output, dense_lse(query, key, row.allowed)))
-    got = run(backend, (query, key, value), row.allowed, block_size=block_size)  # as an array
-    assert_same(got, (output, dense_lse(query, key, row.allowed)))
+    wanted = attend(query, key, value, row.allowed)[0], dense_lse(query, key, row.allowed)
+    for size in BLOCK_SIZES:
+        for mask, q_offset in ((row.mask, row.q_offset), (row.allowed, None)):
+            options = {"q_offset": q_offset, "block_size": size}
+            assert_same(run(backend, (query, key, value), mask, **options), wanted, name=size)
 
 
 class EveryThird(Mask):
@@ -95,16 +95,17 @@ class FirstHeads(Mask):
         return (k <= q) & (h < 2)
 
 
-@pytest.mark.parametrize("block_size", BLOCK_SIZES)
 @pytest.mark.parametrize(
     "rule", [EveryThird(), EvenHeads(), FirstHeads()], ids=lambda rule: type(rule).__name__
 )
-def test_rules_that_read_heads(backend, rule, block_size):
+def test_rules_that_read_heads(backend, rule):
     query, key, value = operands(11, 13, batch=2)
     b, h, q, k = np.ogrid[:2, :H, 2:13, :13]
     keep = np.broadcast_to(rule(b, h, q, k), (2, H, 11, 13))
-    got = run(backend, (query, key, value), rule, q_offset=2, block_size=block_size)
-    assert_same(got, (attend(query, key, value, keep)[0], dense_lse(query, key, keep)))
+    wanted = attend(query, key, value, keep)[0], dense_lse(query, key, keep)
+    for size in BLOCK_SIZES:
+        got = run(backend, (query, key, value), rule, q_offset=2, block_size=size)
+        assert_same(got, wanted, name=size)
 
 
 OPTIONS = {
@@ -125,17 +126,15 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("block_size", BLOCK_SIZES)
 @pytest.mark.parametrize("name", OPTIONS)
-def test_options(backend, name, block_size):
+def test_options(backend, name):
     query, key, value = operands(11, 13, batch=2)
     keep = np.tril(np.ones((11, 13), bool), 2)
-    got = run(
-        backend, (query, key, value), Causal(), q_offset=2, block_size=block_size, **OPTIONS[name]
-    )
     given = {"bias": 0.0, **OPTIONS[name]}
     wanted = attend(query, key, value, keep, **given)[0], dense_lse(query, key, keep, **given)
-    assert_same(got, wanted)
+    for size in BLOCK_SIZES:
+        options = {"q_offset": 2, "block_size": size, **OPTIONS[name]}
+        assert_same(run(backend, (query, key, value), Causal(), **options), wanted, name=size)
 
 
 @settings(max_examples=60, deadline=None)
@@ -167,28 +166,41 @@ def test_13_scores_of_any_size(backend, order):
     assert_same(got, ([[900.0]], [900.0]), 1e-9)
 
 
-@pytest.mark.parametrize("sink", [None, normal(1, H)], ids=["no sink", "sink"])
 @pytest.mark.parametrize("block_size", [1, 4, None])
-def test_rows_without_keys(backend, block_size, sink):
+def test_rows_without_keys(backend, block_size):
     """Semantic 3."""
     query, key, value = operands(3, 5, batch=2)
-    output, lse = run(
-        backend, (query, key, value), KeyPadding([0, 5]), sink=sink, block_size=block_size
-    )
-    assert (output[0] == 0).all()
-    assert (lse[0] == (-np.inf if sink is None else sink[:, None])).all()
-    assert np.isfinite(lse[1]).all()
+    for sink in (None, normal(1, H), np.full(H, -np.inf), np.full(H, 1e300), np.full(H, -1e300)):
+        output, lse = run(
+            backend, (query, key, value), KeyPadding([0, 5]), sink=sink, block_size=block_size
+        )
+        assert (output[0] == 0).all()
+        assert (lse[0] == (-np.inf if sink is None else sink[:, None])).all()
+        assert np.isfinite(lse[1]).all()
 
 
 @pytest.mark.parametrize("shape", [(0, 3, 5), (2, 0, 5), (2, 3, 0)])
-@pytest.mark.parametrize("mask", [None, Causal()])
-def test_nothing_at_all(backend, shape, mask):
+def test_nothing_at_all(backend, shape):
     B, L, S = shape
-    output, lse = run(backend, operands(L, S, B), mask, q_offset=0)
-    assert output.shape == (B, H, L, DV)
-    assert lse.shape == (B, H, L)
-    assert (output == 0).all()
-    assert (lse == -np.inf).all()
+    for mask in (None, Causal(), np.ones((L, S), bool), FirstHeads()):
+        output, lse = run(backend, operands(L, S, B), mask, q_offset=0)
+        assert output.shape == (B, H, L, DV)
+        assert lse.shape == (B, H, L)
+        assert (output == 0).all()
+        assert (lse == -np.inf).all()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_a_sink_beyond_the_dtype_saturates(backend, dtype):
+    """As in the plain function: no NaN, no warning, and -inf alone takes no part."""
+    arrays = [backend.array(x, dtype) for x in operands(3, 5)]
+    for number in (1e300, -1e300, -np.inf):
+        sink = backend.array(np.full(H, number))
+        plain = backend.attn.scaled_dot_product_attention(*arrays, sink=sink)
+        output, lse = backend.attn.blockwise_attention(*arrays, sink=sink, block_size=2)
+        assert_same([backend.to_numpy(output)], [backend.to_numpy(plain)], 1e-3, number)
+        assert np.isfinite(backend.to_numpy(lse)).all()
+        assert (backend.to_numpy(output) == 0).all() == (number > 0)
 
 
 def test_every_rank(backend):
@@ -204,19 +216,21 @@ def test_every_rank(backend):
         assert_same([output], [plain])
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.parametrize("block_size", [2, 3, None])
-def test_slots_that_nobody_sees_may_hold_anything(backend, bad, block_size):
+def test_slots_that_nobody_sees_may_hold_anything(backend, block_size):
     """Semantic 10."""
-    query, key, value = operands(4, 9, batch=2)
-    clean = run(backend, (query, key, value), KeyPadding([7, 2]), block_size=block_size)
-    for x in (key, value):
-        x[0, :, 7:], x[1, :, 2:] = bad, bad
-    got = run(backend, (query, key, value), KeyPadding([7, 2]), block_size=block_size)
-    assert_same(got, clean, 0)
+    clean = run(backend, operands(4, 9, batch=2), KeyPadding([7, 2]), block_size=block_size)
     removing = np.zeros((2, 1, 1, 9))
     removing[0, ..., 7:], removing[1, ..., 2:] = -np.inf, -np.inf
-    assert_same(run(backend, (query, key, value), bias=removing, block_size=block_size), clean, 0)
+    for bad, spoilt in itertools.product((np.nan, np.inf, 1e300), ("key", "value", "both")):
+        query, key, value = operands(4, 9, batch=2)
+        for name, x in (("key", key), ("value", value)):
+            if spoilt in (name, "both"):
+                x[0, :, 7:], x[1, :, 2:] = bad, bad
+        got = run(backend, (query, key, value), KeyPadding([7, 2]), block_size=block_size)
+        assert_same(got, clean, 0, (bad, spoilt))
+        got = run(backend, (query, key, value), bias=removing, block_size=block_size)
+        assert_same(got, clean, 0, (bad, spoilt))
 
 
 def test_empty_tiles_are_not_read(backend):
@@ -333,11 +347,13 @@ def test_errors_in_the_words_of_the_plain_function(backend, name):
     assert str(blockwise.value) == str(plain.value)
 
 
-@pytest.mark.parametrize(("block_size", "error"), [(0, ValueError), (2.0, TypeError)])
-def test_block_size_is_a_positive_int(backend, block_size, error):
+def test_block_size_is_a_positive_int(backend):
     x = backend.array(np.ones((3, 2)))
-    with pytest.raises(error, match="block_size: expected an int"):
-        backend.attn.blockwise_attention(x, x, x, block_size=block_size)
+    for block_size, error in ((0, ValueError), (2.0, TypeError), (10**30, ValueError)):
+        with pytest.raises(error, match="block_size: expected an int"):
+            backend.attn.blockwise_attention(x, x, x, block_size=block_size)
+    output, _ = backend.attn.blockwise_attention(x, x, x, block_size=2**62)
+    assert (backend.to_numpy(output) == 1).all()
 
 
 # Merging

@@ -2,6 +2,9 @@
 
 import copy
 import dataclasses
+import functools
+import itertools
+import operator
 import pickle
 
 import numpy as np
@@ -25,6 +28,7 @@ from attn import (
     block_map,
     dense_mask,
 )
+from attn.masks.layout import EMPTY, FULL, SOME
 
 
 def laid(mask, row, **options):
@@ -226,12 +230,15 @@ def test_rules_are_frozen_and_can_be_replaced():
 
 
 def test_11_rules_keep_no_array_of_the_caller():
-    """Semantic 11: what the caller writes later does not reach into a rule."""
-    stop, ids = np.array([2, 3]), np.array([0, 0, 1])
-    rule = KeyPadding(stop) & SameDocument(ids)
-    before = dense_mask(rule, 3, 3, batch=2)
-    stop[:], ids[:] = 0, [0, 1, 2]
-    assert np.array_equal(dense_mask(rule, 3, 3, batch=2), before)
+    """Semantic 11: what the caller writes later does not reach into a rule, from either library."""
+    torch = pytest.importorskip("torch")
+    for make in (np.array, torch.tensor):
+        stop, ids, length = make([2, 3]), make([0, 0, 1]), make([1, 2])
+        rules = KeyPadding(stop), SameDocument(ids), KeyPadding(start=stop), PrefixLM(length)
+        before = [dense_mask(rule, 3, 3, batch=2) for rule in rules]
+        stop[:], ids[:], length[:] = 0, make([0, 1, 2]), 3
+        for rule, expected in zip(rules, before, strict=True):
+            assert np.array_equal(dense_mask(rule, 3, 3, batch=2), expected), (rule, make)
 
 
 def test_counts_are_python_ints_whatever_came():
@@ -255,6 +262,31 @@ def test_rules_holding_tensors_serve_both_libraries(row):
     assert np.array_equal(
         block_map(rule, row.L, row.S, **sizes), block_map(row.mask, row.L, row.S, **sizes)
     )
+
+
+class Listed(Mask):
+    """A rule of the user's own with arrays in lists: key k is open to the queries of its group."""
+
+    def __init__(self, *groups):
+        self.groups = [groups[0], tuple(groups[1:])]
+        self.name, self.limit = "groups", 3
+
+    def __call__(self, b, h, q, k):
+        first, others = self.groups
+        return (first[k] == q) | (others[0][k] == q)
+
+
+def test_arrays_in_lists_inside_a_rule_are_found(backend):
+    rule = Listed(np.array([0, 1, 2]), np.array([2, 2, 2]))
+    got = backend.to_numpy(backend.attn.dense_mask(rule, 3, 3))[0, 0]
+    assert got.astype(int).tolist() == [[1, 0, 0], [0, 1, 0], [1, 1, 1]]
+    torch = pytest.importorskip("torch")
+    from attn.masks.rule import convert_arrays
+
+    as_tensors = convert_arrays(rule, torch.as_tensor)
+    assert all(torch.is_tensor(x) for x in (as_tensors.groups[0], *as_tensors.groups[1]))
+    assert isinstance(rule.groups[1][0], np.ndarray)  # the rule itself stays as it was
+    assert convert_arrays(as_tensors, lambda tensor: tensor) is as_tensors
 
 
 def test_rules_made_of_tensors_and_odd_integers(backend):
@@ -300,8 +332,51 @@ def test_own_rules_must_answer_with_booleans(backend):
     for answer in (lambda b, h, q, k: q - k, lambda b, h, q, k: True):
         with pytest.raises(TypeError, match=r"expected a boolean .* as its answer"):
             backend.attn.dense_mask(Answer(answer), 2, 3)
+        with pytest.raises(TypeError, match=r"mask .*Answer.* boolean .* as its answer"):
+            block_map(Answer(answer), 2, 3, block_size=2)
     with pytest.raises(NotImplementedError, match="__call__"):
         backend.attn.dense_mask(Mask(), 3, 3)
+    with pytest.raises(NotImplementedError, match="__call__"):
+        block_map(Mask(), 3, 3, block_size=2)
+
+
+def asked_of(rule, L, S):
+    """The functions of NumPy that ask a rule about pairs, each on L queries and S keys."""
+    arrays = np.ones((2, L, 3)), np.ones((2, S, 3)), np.ones((2, S, 3))
+    yield lambda: dense_mask(rule, L, S, heads=2)
+    yield lambda: block_map(rule, L, S, heads=2, block_size=2)
+    yield lambda: attn.attention_weights(*arrays[:2], rule)
+    yield lambda: attn.scaled_dot_product_attention(*arrays, rule)
+    yield lambda: attn.attention_backward(np.ones((2, L, 3)), *arrays, rule)
+    yield lambda: attn.blockwise_attention(*arrays, rule, block_size=2)
+    yield lambda: attn.additive_weights(
+        *arrays[:2], np.ones((3, 1)), np.ones((3, 1)), np.ones(1), rule
+    )
+
+
+def test_a_mistake_in_a_rule_of_ones_own_is_heard_and_names_the_rule():
+    """Also where spans decide about whole tiles: they must not swallow it."""
+    table = np.ones((4, 4), bool)
+    for answer, error, words in (
+        (
+            lambda b, h, q, k: np.ones((5, 5), bool),
+            ValueError,
+            r"mask .*Answer.*got shape \(5, 5\)",
+        ),
+        (lambda b, h, q, k: (k <= q)[None], ValueError, r"mask .*Answer.*broadcasts to the pairs"),
+        (lambda b, h, q, k: table[:2, :2], ValueError, r"mask .*Answer.*got shape \(2, 2\)"),
+        (lambda b, h, q, k: q.positions <= k, AttributeError, "positions"),
+        (lambda b, h, q, k: undefined <= k, NameError, "undefined"),  # noqa: F821
+    ):
+        for ask in asked_of(Answer(answer), 5, 7):
+            with pytest.raises(error, match=words):
+                ask()
+    for rule in (Answer(lambda b, h, q, k: table[q, k]), ~Answer(lambda b, h, q, k: table[q, k])):
+        dense, tiles, *others = asked_of(rule, 5, 7)
+        for ask in (dense, *others):
+            with pytest.raises(IndexError, match=r"mask .*Answer.* L = 5 queries and S = 7 keys"):
+                ask()
+        assert (tiles() == SOME).all()  # asked about one pair only, and spans cannot tell
 
 
 def test_own_rules_compare_positions_unless_they_say_otherwise():
@@ -341,7 +416,125 @@ def test_11_zero_sizes_are_legal(backend, sizes):
     assert backend.attn.dense_mask(KeyPadding([]), 2, 3, batch=0).shape == (0, 1, 2, 3)
 
 
+def test_block_map_takes_arrays_of_any_rank(backend):
+    for array in (np.array(True), np.array([True, False, True]), np.ones((1, 1), bool)):
+        tiles = block_map(backend.array(array), 2, 3, block_size=2)
+        assert tiles.shape == (1, 1, 1, 2)
+        first = FULL if np.broadcast_to(array, (2, 3))[..., :2].all() else SOME
+        assert tiles[0, 0].tolist() == [[first, FULL]]
+    assert block_map(backend.array(np.array(False)), 2, 3, block_size=2).max() == EMPTY
+
+
+def test_masked_arrays_and_matrices_are_no_masks():
+    """An array that hides entries would hide them in silence."""
+    masked = np.ma.array(np.ones((2, 3), bool), mask=[[0, 1, 0], [0, 0, 0]])
+    for array in (masked, np.ones((2, 3), bool).view(np.matrix)):
+        for use in (dense_mask, lambda *call: block_map(*call, block_size=1)):
+            with pytest.raises(TypeError, match="mask: expected a plain array, got numpy"):
+                use(array, 2, 3)
+    counts = np.ma.array([1, 2], mask=[0, 1])
+    for make in (
+        KeyPadding, lambda x: KeyPadding(start=x), PrefixLM, SameDocument,
+        lambda x: SameDocument([0], x),
+    ):  # fmt: skip
+        for array in (counts, np.ones((1, 2), int).view(np.matrix)):
+            with pytest.raises(TypeError, match=": expected a plain array, got numpy"):
+                make(array)
+
+
+# --- 12: a mask may speak of keys that are yet to come --------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        (KeyPadding(2) | SlidingWindow(3)) & Causal(), KeyPadding([5, 2, 9]) & Causal(),
+        Causal() & KeyPadding(start=[0, 4, 1]), Causal() & KeyPadding([9, 3, 7], [0, 5, 1]),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_12_any_chunks_equal_one_pass_where_fewer_keys_are_held_than_the_mask_names(backend, mask):
+    """Semantic 12: the first step of decoding with two attention sinks holds one key."""
+    whole = dense_mask(mask, 9, 9, batch=3)
+    for cuts in ((0, 1, 2, 3, 4, 9), (0, 4, 9), (0, 1, 9), (0, 9)):
+        for start, stop in itertools.pairwise(cuts):
+            part = backend.attn.dense_mask(mask, stop - start, stop, q_offset=start, batch=3)
+            part = np.broadcast_to(backend.to_numpy(part), (3, 1, stop - start, stop))
+            whole_part = np.broadcast_to(whole, (3, 1, 9, 9))[:, :, start:stop, :stop]
+            assert np.array_equal(part, whole_part), (start, stop)
+
+
+def test_16_a_stop_beyond_the_keys_is_an_error_where_no_more_will_come(backend):
+    """Without q_offset, and where keys stand after the last query, S is all there is."""
+    for options in ({}, {"q_offset": 0}, {"q_offset": 3}, {"q_offset": [0, 3], "batch": 2}):
+        for mask in (KeyPadding(8), KeyPadding(start=8), KeyPadding(8) & Causal(), ~KeyPadding(8)):
+            if options or not mask.compares_positions:
+                with pytest.raises(ValueError, match="<= S = 7 "):
+                    backend.attn.dense_mask(mask, 3, 7, **options)
+    with pytest.raises(ValueError, match="0 <= stop <= S = 7"):
+        backend.attn.dense_mask(KeyPadding(8), 7, 7)
+    for offset in (4, np.int64(4), np.array(4)):
+        allowed = backend.to_numpy(backend.attn.dense_mask(KeyPadding(8), 3, 7, q_offset=offset))
+        assert allowed.all()
+    for mask in (KeyPadding(-1), KeyPadding(start=-1)):
+        with pytest.raises(ValueError, match="expected 0 <= "):
+            backend.attn.dense_mask(mask, 3, 7, q_offset=4)
+
+
+# --- Many rules, far positions --------------------------------------------------------------------
+
+
+def test_a_thousand_rules_join_in_a_loop(backend):
+    """Rules that nest a thousand deep are answered as one chain."""
+    for join, every in ((operator.or_, np.logical_or), (operator.and_, np.logical_and)):
+        rules = [~KeyPadding(3), *(KeyPadding(n % 7, n % 3) for n in range(1000)), Causal()]
+        chain = functools.reduce(join, rules)
+        expected = every.reduce([dense_mask(rule, 7, 7) for rule in rules])
+        got = backend.to_numpy(backend.attn.dense_mask(chain, 7, 7))
+        assert np.array_equal(*np.broadcast_arrays(got, expected))
+        assert block_map(chain, 7, 7, block_size=3).shape == (1, 1, 3, 3)
+        assert (~chain).compares_positions
+        assert repr(chain).startswith(type(chain).__name__ + "(left=")
+        assert chain.parts == tuple(rules)
+        with pytest.raises(ValueError, match="<= S = 5"):
+            dense_mask(chain, 5, 5)
+    right = functools.reduce(lambda all_so_far, rule: rule & all_so_far, [KeyPadding(3)] * 1000)
+    assert dense_mask(right, 7, 7).sum() == 21
+
+
+def test_a_chain_keeps_apart_what_is_not_alike():
+    rule = (Causal() | KeyPadding(1)) & (Dilated(2) & ~KeyPadding(1)) | SlidingWindow(0)
+    assert [type(part).__name__ for part in rule.parts] == ["And", "SlidingWindow"]
+    assert [type(part).__name__ for part in rule.left.parts] == ["Or", "Dilated", "Not"]
+    by_hand = (dense_mask(Causal(), 5, 5) | dense_mask(KeyPadding(1), 5, 5)) & (
+        dense_mask(Dilated(2), 5, 5) & ~dense_mask(KeyPadding(1), 5, 5)
+    ) | dense_mask(SlidingWindow(0), 5, 5)
+    assert np.array_equal(dense_mask(rule, 5, 5), by_hand)
+
+
+def test_05_an_open_window_has_no_end(backend):
+    """Semantic 5: None is unbounded, however far the query is from the key."""
+    for far in (2**31 - 2, 2**31, 2**40):
+        for mask, offset, seen in (
+            (SlidingWindow(None), far, 1), (SlidingWindow(None, None), far, 1),
+            (SlidingWindow(0, None), -far, 1), (SlidingWindow(None, None), -far, 1),
+            (SlidingWindow(None), -far, 0), (SlidingWindow(0, None), far, 0),
+        ):  # fmt: skip
+            allowed = backend.attn.dense_mask(mask, 2, 3, q_offset=offset)
+            assert (backend.to_numpy(allowed) == seen).all(), (mask, offset)
+            tiles = block_map(mask, 2, 3, q_offset=offset, block_size=2)
+            assert (tiles == (FULL if seen else EMPTY)).all(), (mask, offset)
+
+
 REFUSED = {
+    "no ids": (lambda: SameDocument(None), TypeError, "SameDocument: query_ids: .*integers"),
+    "ragged ids": (lambda: SameDocument([[0, 1], [2]]), ValueError, "query_ids: .*one length"),
+    "ragged stops": (lambda: KeyPadding([[0, 1], [2]]), ValueError, "KeyPadding: stop: .*length"),
+    "a huge step": (lambda: Dilated(10**30), ValueError, "Dilated: step: .*64 bits .* 100 bits"),
+    "a huge window": (lambda: SlidingWindow(10**30), ValueError, "left: .*64 bits"),
+    "a huge stop": (lambda: KeyPadding(2**63), ValueError, "KeyPadding: stop: .*64 bits"),
+    "huge stops": (lambda: KeyPadding([10**30]), TypeError, "KeyPadding: stop: .*integers"),
+    "a huge prefix": (lambda: PrefixLM(np.uint64(2**63)), ValueError, "PrefixLM: length: .*64"),
     "negative window": (lambda: SlidingWindow(-1), ValueError, "SlidingWindow: left: .*-1"),
     "negative right": (lambda: SlidingWindow(1, -2), ValueError, "SlidingWindow: right: .*-2"),
     "window of a float": (lambda: SlidingWindow(2.0), TypeError, "SlidingWindow: left: .*2.0"),

@@ -54,16 +54,16 @@ def test_block_map_by_hand():
     ]
 
 
-@pytest.mark.parametrize("edges", EDGES, ids=str)
 @pytest.mark.parametrize("row", TABLE, ids=str)
-def test_block_map_is_never_wrong(row, edges):
+def test_block_map_is_never_wrong(row):
     sizes = dict(q_offset=row.q_offset, batch=row.batch, heads=row.heads)
-    tiles = block_map(row.mask, row.L, row.S, block_size=edges, **sizes)
-    edges = edges if isinstance(edges, tuple) else (edges, edges)
-    assert tiles.dtype == np.int8
-    assert never_wrong(tiles, counted(row.allowed, edges))
-    array = block_map(row.allowed, row.L, row.S, block_size=edges, **sizes)
-    assert np.array_equal(array, counted(row.allowed, edges))
+    for edges in EDGES:
+        tiles = block_map(row.mask, row.L, row.S, block_size=edges, **sizes)
+        both = edges if isinstance(edges, tuple) else (edges, edges)
+        assert tiles.dtype == np.int8
+        assert never_wrong(tiles, counted(row.allowed, both)), edges
+        array = block_map(row.allowed, row.L, row.S, block_size=both, **sizes)
+        assert np.array_equal(array, counted(row.allowed, both)), edges
 
 
 EXACT = [Causal(), SlidingWindow(2), SlidingWindow(0, 3), SlidingWindow(None, 1)]
@@ -74,13 +74,13 @@ EXACT += [KeyPadding([0, 3, 11]), KeyPadding([4, 5, 11], [0, 3, 10])]
 EXACT += [~rule for rule in EXACT]
 
 
-@pytest.mark.parametrize("offset", [0, 5, -4, np.array([0, -3, 8])], ids=str)
 @pytest.mark.parametrize("rule", EXACT, ids=repr)
-def test_block_map_is_exact_for_the_rules_of_positions(rule, offset):
-    for edges in [(1, 1), (2, 3), (3, 2), (7, 7), (5, 1)]:
-        tiles = block_map(rule, 7, 11, block_size=edges, q_offset=offset, batch=3)
-        true = counted(dense_mask(rule, 7, 11, q_offset=offset, batch=3), edges)
-        assert np.array_equal(*np.broadcast_arrays(tiles, true))
+def test_block_map_is_exact_for_the_rules_of_positions(rule):
+    for offset in (0, 5, -4, np.array([0, -3, 8])):
+        for edges in [(1, 1), (2, 3), (3, 2), (7, 7), (5, 1)]:
+            tiles = block_map(rule, 7, 11, block_size=edges, q_offset=offset, batch=3)
+            true = counted(dense_mask(rule, 7, 11, q_offset=offset, batch=3), edges)
+            assert np.array_equal(*np.broadcast_arrays(tiles, true)), (offset, edges)
 
 
 def test_block_map_is_exact_for_documents_in_a_row():
@@ -263,8 +263,16 @@ def test_what_is_not_boolean_is_no_answer():
         as_truth(np.array([1, 0]))
 
 
-@pytest.mark.parametrize("block_size", [0, -1, 2.0, True, (2, 0), (1, 2, 3), (2,), None])
-def test_16_block_map_refuses_a_wrong_block_size(block_size):
-    error = TypeError if block_size in (2.0, None) or block_size is True else ValueError
-    with pytest.raises(error, match="block_size"):
-        block_map(Causal(), 5, 5, block_size=block_size)
+def test_16_block_map_refuses_a_wrong_block_size():
+    for block_size in (0, -1, 2.0, True, (2, 0), (1, 2, 3), (2,), None, 10**30, (1, 2**63)):
+        error = TypeError if block_size in (2.0, None) or block_size is True else ValueError
+        with pytest.raises(error, match="block_size"):
+            block_map(Causal(), 5, 5, block_size=block_size)
+
+
+def test_a_block_beyond_all_positions_is_one_tile():
+    for edge in (5, 10**6, 2**62, 2**63 - 1):
+        for offset, kind in ((0, 1), (4, 2), (-9, 0), (2**62, 2)):
+            assert block_map(Causal(), 5, 5, block_size=edge, q_offset=offset).tolist() == [
+                [[[kind]]]
+            ]
