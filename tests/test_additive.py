@@ -1,5 +1,6 @@
 """Additive and Luong scores: literals, loops, laws, and the layer."""
 
+import itertools
 import math
 from types import SimpleNamespace
 
@@ -105,13 +106,36 @@ def test_additive_rows_sum_to_one_or_zero_and_keys_may_be_permuted(twin):
 
 
 def test_slots_that_take_no_part_may_hold_anything(twin):
-    query, key, *weights = operands(2)
     mask = Causal() & KeyPadding(start=1)
-    clean = twin.attn.additive_weights(*map(twin.give, (query, key, *weights)), mask, q_offset=0)
-    key[:, 0], key[:, 5:], query[:, 0] = np.nan, np.inf, np.nan
-    dirty = twin.attn.additive_weights(*map(twin.give, (query, key, *weights)), mask, q_offset=0)
-    assert np.array_equal(twin.take(dirty), twin.take(clean))
-    assert (twin.take(clean)[:, 0] == 0).all()
+    given = map(twin.give, operands(2))
+    clean = twin.take(twin.attn.additive_weights(*given, mask, q_offset=0))
+    assert (clean[:, 0] == 0).all()
+    for spoilt in ("query", "key", "both"):
+        query, key, *weights = operands(2)
+        if spoilt != "query":
+            key[:, 0], key[:, 5:] = np.nan, np.inf
+        if spoilt != "key":
+            query[:, 0] = np.nan
+        given = map(twin.give, (query, key, *weights))
+        dirty = twin.take(twin.attn.additive_weights(*given, mask, q_offset=0))
+        assert np.array_equal(dirty, clean), spoilt
+
+
+def test_17_a_row_depends_on_what_it_may_see_alone(twin):
+    """One slot spoilt, in one operand at a time: rows that may not see it stay as they are."""
+    keep = np.tri(5, 7, 1, dtype=bool)
+    for bad, spoilt in itertools.product((np.nan, np.inf, 1e300), ("query", "key")):
+        query, key, *weights = operands(2)
+        clean = twin.attn.additive_weights(*map(twin.give, (query, key, *weights, keep)))
+        touched = np.zeros((2, 5), bool)
+        if spoilt == "query":
+            query[1, 2], touched[1, 2] = bad, True
+        else:
+            key[1, 3], touched[1] = bad, keep[:, 3]
+        dirty = twin.attn.additive_weights(*map(twin.give, (query, key, *weights, keep)))
+        dirty, clean = twin.take(dirty), twin.take(clean)
+        assert np.array_equal(dirty[~touched], clean[~touched]), (bad, spoilt)
+        assert not (dirty[touched] == clean[touched]).all(axis=-1).any(), (bad, spoilt)
 
 
 @pytest.mark.parametrize("shape", [(0, 5, 7), (2, 0, 7), (2, 5, 0)])
@@ -146,6 +170,9 @@ REFUSED = [
     ({"mask": Causal()}, ValueError, "L = 5.*S = 7"),
     ({"mask": KeyPadding(8)}, ValueError, "S = 7.*8"),
     ({"mask": lambda b, h, q, k: k <= q}, TypeError, "mask: .*function"),
+    ({"mask": Causal(), "q_offset": 2**63}, ValueError, "q_offset: .*64 bits"),
+    ({"query": np.ma.array(numbers(2, 5, 3))}, TypeError, "query: expected a plain array"),
+    ({"mask": np.ma.array(np.ones((5, 7), bool))}, TypeError, "mask: expected a plain array"),
 ]
 
 
@@ -153,7 +180,7 @@ REFUSED = [
 def test_additive_refuses(twin, changed, error, said):
     names = ("query", "key", "w_query", "w_key", "v")
     given = dict(zip(names, operands(2), strict=True)) | changed
-    given = {n: twin.give(x) if isinstance(x, np.ndarray) else x for n, x in given.items()}
+    given = {n: twin.give(x) if type(x) is np.ndarray else x for n, x in given.items()}
     with pytest.raises(error, match=said):
         twin.attn.additive_weights(**given)
 

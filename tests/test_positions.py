@@ -242,15 +242,39 @@ REFUSED = [
     (dict(layout="half", positions=np.zeros((2, 5), int)), ValueError, r"positions: .*\[:, None\]"),
     (dict(layout="half", positions=np.zeros((7, 2, 2, 5))), ValueError, "positions"),
     (dict(layout="half", positions=np.arange(5) > 2), TypeError, "positions: .*bool"),
+    (dict(layout="half", base=10**400), ValueError, "base: .*float64 can hold"),
+    (dict(layout="half", size=10**30), ValueError, "size: .*64 bits"),
+]
+REFUSED_BY_NUMPY = [  # torch makes a tensor of them first
+    (dict(layout="half", positions=np.ma.array(np.arange(5))), TypeError, "positions: .*Masked"),
+    (
+        dict(layout="half", positions=np.ones((1, 5)).view(np.matrix)),
+        TypeError,
+        "positions: .*plain",
+    ),
+    (
+        dict(layout="half", positions=[[1], [2, 3]]),
+        ValueError,
+        r"positions: .*one length.*\[2, 3\]",
+    ),
+    (dict(layout="half", positions=[10**30] * 5), TypeError, "positions: expected numbers"),
+    (dict(layout="half", positions=["a"] * 5), TypeError, "positions: expected numbers"),
 ]
 
 
-@pytest.mark.parametrize(("options", "error", "said"), REFUSED)
-def test_rotary_refuses(twin, options, error, said):
-    options = dict(options)
-    positions = options.pop("positions", np.arange(5))
-    with pytest.raises(error, match=said):
-        twin.attn.rotary(twin.give(numbers(2, 2, 5, 6)), positions, **options)
+def test_rotary_refuses(twin):
+    cases = REFUSED + (REFUSED_BY_NUMPY if twin.name == "numpy" else [])
+    for options, error, said in cases:
+        options = dict(options)
+        positions = options.pop("positions", np.arange(5))
+        with pytest.raises(error, match=said):
+            twin.attn.rotary(twin.give(numbers(2, 2, 5, 6)), positions, **options)
+
+
+def test_numpy_rotary_refuses_matrices_and_masked_arrays():
+    for x in (np.ma.array(np.ones((5, 6))), np.ones((5, 6)).view(np.matrix)):
+        with pytest.raises(TypeError, match="x: expected a plain array, got numpy"):
+            attn.rotary(x, np.arange(5), layout="half")
 
 
 def test_rotary_refuses_odd_features_integers_and_the_other_library(twin):
@@ -359,6 +383,16 @@ def test_alibi_bias_literal(twin):
     assert tuple(twin.attn.alibi_bias(3, 0, 5).shape) == (1, 3, 0, 5)
 
 
+def test_numpy_alibi_is_exact_whatever_kind_of_integer_the_offset_is():
+    """Unsigned offsets beside signed positions would be counted in floats: 2**53 + 1 would go."""
+    for kind in (np.uint8, np.uint64, np.int16, np.int64):
+        assert np.array_equal(
+            attn.alibi_bias(2, 3, 5, q_offset=kind(4)), attn.alibi_bias(2, 3, 5, q_offset=4)
+        )
+    far = attn.alibi_bias(1, 1, 2, q_offset=np.array([2**53 + 2], np.uint64)) * 2.0**8
+    assert far.ravel().tolist() == [-(2.0**53 + 2), -(2.0**53)]
+
+
 def test_alibi_row_of_a_chunk_is_the_row_of_the_whole(twin):
     whole = twin.take(twin.attn.alibi_bias(5, 11, 11, **twin.wide))
     for offset in range(11):
@@ -388,6 +422,10 @@ def test_alibi_in_a_decode_step(twin):
         ((2, 2, 2), 1.5, TypeError, "q_offset"),
         ((2, 2, 2), [0.5, 1.0], TypeError, "q_offset"),
         ((2, 2, 2), np.zeros((2, 1), int), ValueError, "q_offset"),
+        ((2, 2, 2), 2**63, ValueError, "q_offset: .*64 bits"),
+        ((2, 2, 2), np.array([0, 2**63], np.uint64), ValueError, "q_offset: .*64 bits"),
+        ((2, 2, 2), np.ma.array([0, 1]), TypeError, "q_offset: .*MaskedArray"),
+        ((2, 10**30, 2), 0, ValueError, "q_len: .*64 bits"),
     ],
 )
 def test_alibi_refuses(twin, args, offset, error, said):
