@@ -106,13 +106,15 @@ def by_multihead_module(query, key, value, mask):
         layer.in_proj_weight.copy_(torch.eye(H * P).repeat(3, 1))
         layer.out_proj.weight.copy_(torch.eye(H * P))
     masks = {}
-    if mask is not None:
-        masks = conventions.to_torch_mha(mask.expand(B, H, L, S), num_heads=H)._asdict()
+    if mask is not None:  # an empty row of one head would be NaN, and the projection spreads it
+        mask = mask.expand(B, H, L, S)
+        shown = mask | ~mask.any(-1, keepdim=True)
+        masks = conventions.to_torch_mha(shown, num_heads=H)._asdict()
     flat = (x.transpose(1, 2).flatten(2) for x in (query, key, value))
     output = layer(*flat, **masks)[0].unflatten(-1, (H, P)).transpose(1, 2)[..., :Dv]
     if mask is None:
         return output
-    return torch.where(mask.any(-1, keepdim=True), output, 0)  # the module gives NaN there
+    return torch.where(mask.any(-1, keepdim=True), output, 0)
 
 
 def by_sdpa(query, key, value, mask):

@@ -1,10 +1,11 @@
 """Attention as a row of steps, any of which can be replaced by a wrong one.
 
-A known bug is one or two steps replaced (attn.check.diagnoses), so its output can be predicted for
-any call, and two bugs in different steps can be had at once. The right answer that the judge
-compares with is attn.attention's, which shares no code with these steps. Imports nothing from attn.
+A known bug is one or two steps replaced (attn.check.bugs), so its output can be predicted for any
+call, and two bugs in different steps can be had at once. The right answer that the judge compares
+with is attn.attention's, which shares no code with these steps. Imports nothing from attn.
 """
 
+import warnings
 from typing import NamedTuple
 
 import numpy as np
@@ -39,20 +40,42 @@ def predict(query, key, value, mask, steps):
     """Attention with some steps replaced; None where the wrong formula gives no such output."""
     step = RIGHT | steps
     size = Shape(*query.shape[:3], key.shape[2], query.shape[3], value.shape[3])
-    with np.errstate(all="ignore"):
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         try:
             query, key, value = step["read"](query, key, value)
-            scores = step["scale"](size) * (query @ key.swapaxes(-1, -2))
+            scores = step["scale"](size) * step["dot"](query, key)
+            scores = step["bend"](scores)
             keep = step["mask"](mask, size)
             given = keep is not None
             keep = np.broadcast_to(keep if given else True, scores.shape)
             scores = step["remove"](scores, keep) if given else scores
-            exps = step["exp"](scores - step["peak"](scores, step["axis"]))
-            weights = step["drop"](step["divide"](exps, step["axis"]), keep)
-            output = step["write"](step["mix"](weights, value))
-        except ValueError:
+            if "blocks" in step:
+                output = step["blocks"](scores, value)
+            else:
+                peak = step["peak"](scores, step["axis"])
+                exps = step["exp"](scores - peak)
+                weights = step["divide"](exps, step["axis"], step["rest"](peak))
+                weights = step["drop"](weights, keep)
+                output = step["mix"](weights, value)
+            output = step["write"](output * step["gain"](size))
+        except (ValueError, IndexError):
             return None
     return output if output.shape == (size.B, size.H, size.L, size.Dv) else None
+
+
+def together(first, second):
+    """The steps of two bugs at once, or None where they cannot be had together."""
+    shared = first.keys() & second.keys()
+    if not shared <= {"mask", "gain"}:
+        return None
+    both = first | second
+    if "mask" in shared:
+        one, two = first["mask"], second["mask"]
+        both["mask"] = lambda mask, n: two(one(mask, n), n)
+    if "gain" in shared:
+        both["gain"] = lambda n: first["gain"](n) * second["gain"](n)
+    return both
 
 
 def share(query, key, value):
@@ -65,21 +88,25 @@ def peak(scores, axis):
     return np.where(np.isneginf(top), 0, top)
 
 
-def divide(exps, axis):
-    total = exps.sum(axis, keepdims=True)
+def divide(exps, axis, rest):
+    total = exps.sum(axis, keepdims=True) + rest
     return exps / np.where(total == 0, 1, total)
 
 
 RIGHT = {
     "read": share,
     "scale": lambda n: n.D**-0.5,
+    "dot": lambda query, key: query @ key.swapaxes(-1, -2),
+    "bend": lambda scores: scores,  # a function of the scaled scores
     "mask": lambda mask, n: mask,
     "remove": lambda scores, keep: np.where(keep, scores, -np.inf),
     "axis": -1,
     "peak": peak,
     "exp": np.exp,
+    "rest": lambda peak: 0,  # what else stands in the denominator
     "divide": divide,
     "drop": lambda weights, keep: weights,
     "mix": lambda weights, value: weights @ value,
+    "gain": lambda n: 1,  # a factor of the output
     "write": lambda output: output,
 }

@@ -1,5 +1,4 @@
-"""Known bugs of masks, each with the wrong formula that it computes: the second part of
-attn.check.diagnoses.
+"""Known bugs of masks, each with the wrong formula that it computes.
 
 Imports attn.check.steps.
 """
@@ -108,6 +107,66 @@ READINGS = bugs(
      _where_given(lambda mask, n: mask[:, :1])),
     ("batch mixed", "every batch row uses the mask of row 0",
      _where_given(lambda mask, n: mask[:1])),
+    ("first query's mask for all", "every query uses the mask of query 0",
+     _where_given(lambda mask, n: mask[:, :, :1])),
+    ("last query's mask for all", "every query uses the mask of the last query",
+     _where_given(lambda mask, n: mask[:, :, -1:])),
+    ("masks of the heads joined", "a key is hidden where the mask of any head hides it",
+     _where_given(lambda mask, n: mask.all(1, keepdims=True))),
+    ("masks of the heads joined", "a key is seen where the mask of any head shows it",
+     _where_given(lambda mask, n: mask.any(1, keepdims=True))),
+    ("masks of the batch joined", "a key is hidden where the mask of any batch row hides it",
+     _where_given(lambda mask, n: mask.all(0, keepdims=True))),
+    ("masks of the batch joined", "a key is seen where the mask of any batch row shows it",
+     _where_given(lambda mask, n: mask.any(0, keepdims=True))),
+    ("only the first head masked", "the other heads see everything",
+     _where_given(lambda mask, n: mask | (np.arange(n.H) > 0)[:, None, None])),
+    ("only batch row 0 masked", "the other batch rows see everything",
+     _where_given(lambda mask, n: mask | (np.arange(n.B) > 0)[:, None, None, None])),
+    ("shared mask for batch row 0 only", "one mask for several batch rows is laid on the first; the "
+     "others see everything",
+     _where_given(lambda mask, n: mask | (len(mask) == 1) & (np.arange(n.B) > 0)[:, None, None, None])),
+    ("shared mask for the first head only", "one mask for several heads is laid on the first; the "
+     "others see everything",
+     _where_given(lambda mask, n: mask | (mask.shape[1] == 1) & (np.arange(n.H) > 0)[:, None, None])),
+    ("mask in reverse order", "key S - 1 - j is hidden where key j should be",
+     _where_given(lambda mask, n: mask[..., ::-1])),
+    ("padding read as a length", "of a padding mask only the number of keys is used, and that many "
+     "are kept from the start",
+     _where_given(lambda mask, n: np.arange(n.S) < mask.sum(-1, keepdims=True)
+                  if _of_keys(mask) else mask)),
+    ("mask read as a length", "of each row of the mask only the number of keys is used, and that "
+     "many are kept from the start",
+     _where_given(lambda mask, n: np.arange(n.S) < mask.sum(-1, keepdims=True))),
+    ("padding read as a length", "all keys up to the last visible one are kept",
+     _where_given(lambda mask, n: np.cumsum(mask[..., ::-1], -1)[..., ::-1] > 0
+                  if _of_keys(mask) else mask)),
+    ("mask read as a length", "all keys up to the last visible one are kept",
+     _where_given(lambda mask, n: np.cumsum(mask[..., ::-1], -1)[..., ::-1] > 0)),
+    ("mask cut at the first hidden key", "what comes after the first hidden key is hidden too",
+     _where_given(lambda mask, n: np.cumprod(mask, -1) > 0)),
+    ("padding ignored", "a mask of keys alone, (…, 1, S), changes nothing",
+     _where_given(lambda mask, n: None if _of_keys(mask) and n.L > 1 else mask)),
+    ("mask of pairs ignored", "a mask with a row for each query changes nothing",
+     _where_given(lambda mask, n: mask if _of_keys(mask) else None)),
+    ("padded queries hidden too", "with as many queries as keys, the padding mask empties queries",
+     _where_given(lambda mask, n: mask & mask.swapaxes(-1, -2)
+                  if _of_keys(mask) and n.L == n.S else mask)),
+    ("key 0 never hidden", "every query sees key 0, whatever the mask says",
+     _where_given(lambda mask, n: mask | (np.arange(n.S) == 0))),
+    ("last key never hidden", "every query sees the last key, whatever the mask says",
+     _where_given(lambda mask, n: mask | (np.arange(n.S) == n.S - 1))),
+    ("key 0 always hidden", "no query sees key 0", _where_given(lambda mask, n: mask & (np.arange(n.S) > 0))),
+    ("last key always hidden", "no query sees the last key",
+     _where_given(lambda mask, n: mask & (np.arange(n.S) < n.S - 1))),
+    ("own position never hidden", "query i sees key i, whatever the mask says",
+     _where_given(lambda mask, n: mask | np.eye(n.L, n.S, dtype=bool))),
+    ("own position never hidden", "query i sees key i + S - L, whatever the mask says",
+     _where_given(lambda mask, n: mask | np.eye(n.L, n.S, n.S - n.L, dtype=bool))),
+    ("first query sees everything", "query 0 ignores the mask",
+     _where_given(lambda mask, n: mask | (np.arange(n.L) == 0)[:, None])),
+    ("last query sees everything", "the last query ignores the mask",
+     _where_given(lambda mask, n: mask | (np.arange(n.L) == n.L - 1)[:, None])),
 )  # fmt: skip
 
 
@@ -143,6 +202,25 @@ REMOVALS = bugs(
      {"remove": _unmasked, "drop": _divided_again}),
     ("hidden scores set to 0", "a hidden key gets exp(0), a weight like any other",
      {"remove": lambda scores, keep: scores * keep}),
+    ("a score of 0 taken for hidden", "scores are multiplied by the mask, and all that is 0 then is "
+     "hidden",
+     {"remove": lambda scores, keep: np.where(scores * keep == 0, -np.inf, scores)}),
+    ("a score of 0 taken for hidden", "scores that are 0 are hidden, with a mask or without",
+     {"bend": lambda scores: np.where(scores == 0, -np.inf, scores)}),
+    ("hidden scores set to the smallest", "a hidden key shares the weight of the least visible one",
+     {"remove": lambda scores, keep: np.where(keep, scores, scores.min(-1, keepdims=True))}),
+    ("hidden scores set to the smallest", "hidden scores are set to the smallest of all",
+     {"remove": lambda scores, keep: np.where(keep, scores, scores.min())}),
+    ("hidden scores set to the smallest", "hidden scores are set to the smallest of all, less 1",
+     {"remove": lambda scores, keep: np.where(keep, scores, scores.min() - 1)}),
+    ("hidden scores set to +inf", "the sign of the fill is wrong",
+     {"remove": lambda scores, keep: np.where(keep, scores, np.inf)}),
+    ("hidden scores set to a small number", "hidden scores are set to 1e-9, not to -1e9",
+     {"remove": lambda scores, keep: np.where(keep, scores, 1e-9)}),
+    ("hidden scores set to NaN", "hidden scores become NaN",
+     {"remove": lambda scores, keep: np.where(keep, scores, np.nan)}),
+    ("hidden scores set to 1", "a hidden key gets exp(1)",
+     {"remove": lambda scores, keep: np.where(keep, scores, 1)}),
     ("mask added as a number", "True adds 1 to the score, False hides nothing",
      {"remove": lambda scores, keep: scores + keep}),
     ("0 times -inf", "(1 - mask)·(-inf) is NaN where the mask is True",
