@@ -3,6 +3,8 @@
 An adapter is a few lines, to be read before it is trusted. Imports nothing from the package.
 """
 
+import functools
+
 import numpy as np
 
 
@@ -18,18 +20,19 @@ def one_head(function):
     True
     """
 
-    def attention(query, key, value, mask):
+    @functools.wraps(function, updated=())  # the judge asks the signature for a mask
+    def attention(query, key, value, *mask):
         B, H, L, _ = query.shape
         groups = H // key.shape[1]
-        if mask is not None:
-            mask = np.broadcast_to(mask, (B, H, L, key.shape[2]))
+        full = (B, H, L, key.shape[2])
+        mask = [None if x is None else np.broadcast_to(x, full) for x in mask]
         output = [
             [
                 function(
                     query[b, h],
                     key[b, h // groups],
                     value[b, h // groups],
-                    *([None] if mask is None else [mask[b, h]]),
+                    *(None if x is None else x[b, h] for x in mask),
                 )
                 for h in range(H)
             ]
@@ -54,17 +57,19 @@ def merged_batch(function):
     True
     """
 
-    def attention(query, key, value, mask):
+    @functools.wraps(function, updated=())  # the judge asks the signature for a mask
+    def attention(query, key, value, *mask):
         B, H, L, _ = query.shape
         groups = H // key.shape[1]
         flat = [
             x.reshape(B * H, *x.shape[2:])
             for x in (query, np.repeat(key, groups, axis=1), np.repeat(value, groups, axis=1))
         ]
-        if mask is not None:
-            mask = np.array(np.broadcast_to(mask, (B, H, L, key.shape[2])))
-            mask = mask.reshape(B * H, L, key.shape[2])
-        return np.asarray(function(*flat, mask)).reshape(B, H, L, value.shape[3])
+        full = (B, H, L, key.shape[2])
+        flat += [
+            None if x is None else np.broadcast_to(x, full).reshape(B * H, *full[2:]) for x in mask
+        ]
+        return np.asarray(function(*flat)).reshape(B, H, L, value.shape[3])
 
     return attention
 
@@ -73,9 +78,9 @@ def merged_heads(function, *, sequence_first=False):
     """Wrap a function of merged heads: `function(query, key, value, mask, num_heads)`.
 
     Its operands have shapes (B, L, H·D), (B, S, H·D), (B, S, H·Dv), with `sequence_first` (L, B,
-    H·D) and so on; its mask has four axes, as ever. Values and keys are made equally wide by
-    columns of zeros, for which the queries make up: a right function cannot see it, and a wrong
-    scale is told from what it does to them. Key heads are repeated before.
+    H·D) and so on; its mask has four axes, as ever. Key heads are repeated before. Values of
+    another width than the keys are handed over in pieces of that width, for each column of the
+    values is averaged on its own.
 
     Examples
     --------
@@ -91,16 +96,17 @@ def merged_heads(function, *, sequence_first=False):
         (B, H, L, D), Dv = query.shape, value.shape[3]
         groups = H // key.shape[1]
         key, value = np.repeat(key, groups, axis=1), np.repeat(value, groups, axis=1)
-        wide = max(D, Dv)
-        query = query * np.array((wide / D) ** 0.5, query.dtype)
-        flat = []
-        for x in (query, key, value):
-            x = np.pad(x, ((0, 0), (0, 0), (0, 0), (0, wide - x.shape[3])))
-            x = x.swapaxes(1, 2).reshape(B, x.shape[2], H * wide)
-            flat.append(x.swapaxes(0, 1).copy() if sequence_first else x)
-        output = np.asarray(function(*flat, mask, H))
-        output = output.swapaxes(0, 1) if sequence_first else output
-        return output.reshape(B, L, H, wide).swapaxes(1, 2)[..., :Dv].copy()
+        value = np.pad(value, ((0, 0), (0, 0), (0, 0), (0, -Dv % D)))
+        outputs = []
+        for start in range(0, Dv, D):
+            flat = []
+            for x in (query, key, value[..., start : start + D]):
+                x = x.swapaxes(1, 2).reshape(B, x.shape[2], H * D)
+                flat.append(x.swapaxes(0, 1).copy() if sequence_first else x)
+            output = np.asarray(function(*flat, mask, H))
+            output = output.swapaxes(0, 1) if sequence_first else output
+            outputs.append(output.reshape(B, L, H, D).swapaxes(1, 2))
+        return np.concatenate(outputs, axis=-1)[..., :Dv]
 
     return attention
 
@@ -116,6 +122,7 @@ def first_output(function):
     True
     """
 
+    @functools.wraps(function, updated=())  # the judge asks the signature for a mask
     def attention(*operands):
         output = function(*operands)
         return output[0] if isinstance(output, tuple | list) else output
@@ -137,9 +144,8 @@ def from_layer(make):
     -------
     callable
         A function of query, key, value, mask. x holds the three side by side in each head, and the
-        weights pick them out again. The layer's heads are therefore three times as wide as the
-        wider of keys and values, and the queries make up for the scale: a layer with a wrong scale
-        is rejected, under the name "another scale" at best.
+        weights pick them out again. The layer's heads are therefore at least five times as wide,
+        and the queries make up for the scale: a layer without a scale is told "another scale".
 
     Examples
     --------
@@ -155,19 +161,20 @@ def from_layer(make):
 
     def attention(query, key, value, mask):
         (B, H, L, D), Dv = query.shape, value.shape[3]
-        groups, wide = H // key.shape[1], max(D, Dv)
+        groups, wide = H // key.shape[1], D * max(5, -(-(2 * D + Dv) // D))
         parts = (query, np.repeat(key, groups, axis=1), np.repeat(value, groups, axis=1))
-        parts = (np.pad(x, ((0, 0),) * 3 + ((0, wide - x.shape[3]),)) for x in parts)
-        x = np.concatenate(list(parts), axis=-1).swapaxes(1, 2).reshape(B, L, -1)
+        x = np.concatenate(parts, axis=-1)
+        x = np.pad(x, ((0, 0), (0, 0), (0, 0), (0, wide - x.shape[3])))
+        x = x.swapaxes(1, 2).reshape(B, L, H * wide)
 
-        def pick(part, factor=1.0):  # columns part·wide and on of every head, moved to its front
-            one = np.zeros((3 * wide, 3 * wide), x.dtype)
-            one[part * wide : (part + 1) * wide, :wide] = factor * np.eye(wide)
+        def pick(start, width, factor=1.0):  # these columns of every head, moved to its front
+            one = np.zeros((wide, wide), x.dtype)
+            one[start : start + width, :width] = factor * np.eye(width)
             return np.kron(np.eye(H, dtype=x.dtype), one)
 
-        scale = (3 * wide / D) ** 0.5
-        layer = make(pick(0, scale), pick(1), pick(2), np.eye(x.shape[2], dtype=x.dtype), H)
-        output = np.asarray(layer(x, mask)).reshape(B, L, H, 3 * wide)
+        w_query, w_key = pick(0, D, (wide / D) ** 0.5), pick(D, D)
+        layer = make(w_query, w_key, pick(2 * D, Dv), np.eye(H * wide, dtype=x.dtype), H)
+        output = np.asarray(layer(x, mask)).reshape(B, L, H, wide)
         return output.swapaxes(1, 2)[..., :Dv].copy()
 
     return attention

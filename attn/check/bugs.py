@@ -353,13 +353,11 @@ def _sloped(lower_right, distance):
 
 
 def _bends():
-    for cap in (5, 10, 15, 20, 30, 50, 100):
-        yield (f"scores capped at {cap}", f"the scores are {cap}·tanh(score/{cap})",
-               {"bend": lambda scores, cap=cap: cap * np.tanh(scores / cap)})  # fmt: skip
     for most in (1, 5, 10, 20, 30, 50, 60, 80, 88, 100, 500):
-        yield (f"scores clipped at {most}", f"scores outside ±{most} are cut to it",
+        limit = f"(a limit of {most} gives the answers seen)"
+        yield ("scores clipped", f"scores below or above a limit are cut to it {limit}",
                {"bend": lambda scores, most=most: np.clip(scores, -most, most)})  # fmt: skip
-        yield (f"scores clipped at {most}", f"scores above {most} are cut to it",
+        yield ("scores clipped", f"scores above a limit are cut to it {limit}",
                {"bend": lambda scores, most=most: np.minimum(scores, most)})  # fmt: skip
     for corner in (True, False):
         yield ("a bias by distance inside", "ALiBi's slopes times the distance are subtracted",

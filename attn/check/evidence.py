@@ -17,6 +17,7 @@ SLACK = 16
 FLOAT64 = float(np.finfo(np.float64).eps)
 MOST_BUGS = 3  # at once
 BEAM = 6
+ACTIVE = 60  # the likeliest bugs that change one trial, of which all pairs are tried
 SAMPLED = 4_000  # products of numbers in the largest trial of the sample
 
 
@@ -78,9 +79,11 @@ class Evidence:
     def sample(self):
         """The simplest failing and passing trials that show each level of each factor."""
         chosen = dict.fromkeys(self.failing[:1])
-        for numbers in (self.failing, self.passing):
+        for numbers, most in ((self.failing, 10), (self.passing, 16)):
             seen = set()
             for n in numbers:
+                if len(chosen) == most:
+                    break
                 query, key = self.trials[n].query, self.trials[n].key
                 new = {*self.trials[n].row.items()} - seen
                 if new and query.size * key.shape[2] < SAMPLED:
@@ -139,7 +142,7 @@ def _pairs(bugs, evidence):
         if not same(predict(*operands, bug.steps), right, evidence.tolerance(first))
     ]
     beam = []
-    for one, two in combinations(active, 2):
+    for one, two in combinations(active[:ACTIVE], 2):
         both = together(one.steps, two.steps)
         if both is not None and evidence.fits(first, both):
             beam.append(((one, two), both))

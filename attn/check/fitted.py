@@ -24,6 +24,7 @@ def fitted_bugs(call, trials):
             continue
         query, key, _ = share(*trial.operands[:3])
         found += _scales(np.log(weights), query @ key.mT, D)
+        found += _capped(np.log(weights), query @ key.mT / D**0.5)
         found += _denominators(weights, query @ key.mT / D**0.5)
         found += _gains(weights)
     return found
@@ -36,7 +37,7 @@ def _weights(call, trial):
 
 
 def _round(number):
-    return float(f"{number:.9g}")
+    return float(f"{number:.14g}")
 
 
 def _scales(logs, dots, D):
@@ -53,6 +54,28 @@ def _scales(logs, dots, D):
          {"scale": lambda n: c}),
         ("another scale", f"the scores are Q Kᵀ times {t:.4g}/√D, where 1/√D is right",
          {"scale": lambda n: t * n.D**-0.5}),
+    )  # fmt: skip
+
+
+def _capped(logs, scores):
+    """c·tanh(score/c): the c that the largest difference of two scores in a row suggests."""
+    seen = (logs.max(-1) - logs.min(-1)).ravel()
+    high, low = scores.max(-1).ravel(), scores.min(-1).ravel()
+    row = int(np.argmax(np.where((high > 0) & (low < 0), high - low, -1)))
+    if high[row] < 0 or low[row] > 0 or seen[row] >= (high - low)[row] * (1 - SAME):
+        return []
+    least, most = 1e-3, 1e6
+    for _ in range(200):  # the difference grows with c: halve the interval
+        c = (least * most) ** 0.5
+        if c * (np.tanh(high[row] / c) - np.tanh(low[row] / c)) < seen[row]:
+            least = c
+        else:
+            most = c
+    c = _round(least)
+    return bugs(
+        "Nothing changes the scores between Q Kᵀ / √D and the mask.",
+        ("scores capped", f"the scores are {c:.4g}·tanh(score/{c:.4g})",
+         {"bend": lambda scores: c * np.tanh(scores / c)}),
     )  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """Laws that attention obeys, for wrong answers that no known formula explains.
 
-Weights sum to one; a hidden key, another batch row and another head change nothing. A law that is
+Weights sum to one; no values, no output; a hidden key, another batch row and another head change nothing. A law that is
 broken is found by calling the function again, on parts of a trial or with other values. It is
 named only if it is broken in every failing trial that is looked at and can show it. Imports
 attn.check.outcomes.
@@ -28,7 +28,7 @@ class Broken(NamedTuple):
 
 def broken_law(call, evidence):
     """The first law that is broken in each of the smallest failing trials, or None."""
-    for law in (_mixed_batch, _mixed_heads, _sees_hidden, _weight_sums):
+    for law in (_mixed_batch, _mixed_heads, _sees_hidden, _added, _weight_sums):
         found = []
         for n in evidence.failing[:LOOKED_AT]:
             trial, outcome = evidence.trials[n], evidence.outcomes[n]
@@ -96,6 +96,17 @@ def _sees_hidden(call, trial, outcome, right, tolerance):
         )
         return Broken("hidden keys leak", evidence, "Write -inf over the hidden scores, no other.")
     return None
+
+
+def _added(call, trial, outcome, right, tolerance):
+    """Values that are all 0 do not give 0."""
+    query, key, value, mask = trial.operands
+    output = call(query, key, np.zeros_like(value), mask).output
+    if output is None or not np.isfinite(output).all() or np.abs(output).max() <= tolerance:
+        return None
+    where, _, got = where_most(output, np.zeros_like(output))
+    evidence = f"on {trial}, with values that are all 0, output{where} is {got:.6g}"
+    return Broken("something added to the output", evidence, "The output is weights @ value alone.")
 
 
 def _weight_sums(call, trial, outcome, right, tolerance):

@@ -41,6 +41,7 @@ def situation(trials, failing):
     """The simplest description of the failing trials (their numbers) among all."""
     wrong = np.isin(np.arange(len(trials)), failing)
     circumstances = [(words, np.array([test(t) for t in trials])) for words, test in CIRCUMSTANCES]
+    circumstances.append(("calls of the same sizes came before", _repeated(trials)))
     # Only what all failing calls share and some call lacks can tell them apart.
     shared = [(w, has) for w, has in circumstances if has[wrong].all() and not has.all()]
     best = ((~wrong).sum(), (), np.ones(len(trials), bool))
@@ -54,6 +55,14 @@ def situation(trials, failing):
                 best = cost, tuple(words for words, _ in chosen), has
     _, words, has = best
     return Situation(words, int(has.sum()), int(wrong.sum()), len(trials))
+
+
+def _repeated(trials):
+    """Which trials have the shapes and dtypes of one before them."""
+    shapes = [
+        tuple((x.shape, x.dtype.name) for x in trial.operands if x is not None) for trial in trials
+    ]
+    return np.array([shape in shapes[:n] for n, shape in enumerate(shapes)])
 
 
 # The letters of a trial, and its mask as (B, H, L, S)
@@ -122,6 +131,10 @@ CIRCUMSTANCES = (
      _mask(lambda m, *_: (_hidden_for_all(m)[..., 0]).any())),
     ("the mask hides keys at the end from all queries",
      _mask(lambda m, *_: (_hidden_for_all(m)[..., -1]).any())),
+    ("the mask hides some key from all queries",
+     _mask(lambda m, *_: _hidden_for_all(m).any())),
+    ("the mask has a row for each query and hides some key from all of them",
+     _mask(lambda m, *_: m.shape[2] > 1 and _hidden_for_all(m).any())),
     ("the mask is padding in front", _content("left padding")),
     ("the mask is padding at the end", _content("right padding", "sequence")),
     ("the mask is padding with holes", _content("inner padding")),
@@ -143,8 +156,6 @@ CIRCUMSTANCES = (
     ("the numbers are small", _value("small")),
     ("the numbers are of ordinary size",
      lambda trial: trial.row["values"] not in ("large", "very low", "small")),
-    ("calls of the same sizes came before",
-     lambda trial: trial.row.get("call", "call 1")[:6] != "call 1"),
     *(
         (f"there are more than {T} {what}", _sizes(lambda *n, T=T, i=i: n[i] > T))
         for T in TILES for what, i in (("keys", 4), ("queries", 3))

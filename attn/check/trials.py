@@ -177,9 +177,10 @@ def _operands(kind, rng, query_shape, key_shape, value_shape):
         query = np.zeros(query_shape)
     elif kind == "equal keys":
         key = np.broadcast_to(key[:, :, :1], key_shape).copy()
-    elif kind == "large":  # scores about 1000 or -1000, row by row: exp of either leaves the range
-        query[..., 0] = 1 - 2 * (np.arange(query_shape[2]) % 2)
-        key[..., 0] = 1000 * query_shape[-1] ** 0.5
+    elif kind == "large":  # a row's scores are about 1000, or -1000, or both: exp leaves the range
+        far = 1000 * query_shape[-1] ** 0.5
+        query[..., :2] = np.resize([[1, 0], [-1, 0], [0, 1]], (query_shape[2], 2))
+        key[..., 0], key[..., 1] = far, np.resize([far, -far], key_shape[2])
     elif kind == "small":
         query, key, value = 1e-3 * query, 1e-3 * key, 1e-6 * value
     return query, key, value

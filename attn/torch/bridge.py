@@ -1,4 +1,6 @@
-"""Let the judge of attn.check try functions of tensors."""
+"""The bridge from functions of tensors to functions of arrays, which attn.check calls."""
+
+import functools
 
 import numpy as np
 import torch
@@ -36,6 +38,7 @@ def as_numpy_function(function):
     if not callable(function):
         raise TypeError(f"function: expected a callable on tensors, got {function!r}")
 
+    @functools.wraps(function, updated=())  # the signature tells whether there is a mask
     def on_arrays(*arrays):
         tensors = [torch.from_numpy(x) if isinstance(x, np.ndarray) else x for x in arrays]
         output = function(*tensors)
