@@ -166,8 +166,14 @@ def by_lists(query, key, value):
     for b, h in np.ndindex(B, H):
         rows, columns = key[b, h].tolist(), value[b, h].T
         for i, asks in enumerate(query[b, h].tolist()):
-            dots = np.array([math.sumprod(asks, row) if hasattr(math, "sumprod")
-                             else sum(map(float.__mul__, asks, row)) for row in rows])
+            dots = np.array(
+                [
+                    math.sumprod(asks, row)
+                    if hasattr(math, "sumprod")
+                    else sum(map(float.__mul__, asks, row))
+                    for row in rows
+                ]
+            )
             exps = np.exp(dots / math.sqrt(D) - dots.max() / math.sqrt(D))
             output[b, h, i] = columns @ (exps / exps.sum())
     return output
@@ -268,7 +274,9 @@ def with_baddbmm(query, key, value, mask):
     added = torch.zeros(B, H, L, S, dtype=query.dtype)
     if mask is not None:
         added = added.masked_fill(~mask, -torch.inf)
-    scores = torch.baddbmm(added.flatten(0, 1), query.flatten(0, 1), key.flatten(0, 1).mT, alpha=D**-0.5)
+    scores = torch.baddbmm(
+        added.flatten(0, 1), query.flatten(0, 1), key.flatten(0, 1).mT, alpha=D**-0.5
+    )
     weights = torch.nan_to_num(F.softmax(scores, dim=-1))
     return torch.bmm(weights, value.flatten(0, 1)).unflatten(0, (B, H))
 
@@ -411,7 +419,9 @@ def torch_layer(w_query, w_key, w_value, w_output, num_heads):
     module = nn.MultiheadAttention(E, num_heads, bias=False, batch_first=True)
     module = module.to(torch.from_numpy(w_query).dtype).eval()
     with torch.no_grad():
-        module.in_proj_weight.copy_(torch.from_numpy(np.concatenate([w_query.T, w_key.T, w_value.T])))
+        module.in_proj_weight.copy_(
+            torch.from_numpy(np.concatenate([w_query.T, w_key.T, w_value.T]))
+        )
         module.out_proj.weight.copy_(torch.from_numpy(w_output.T))
 
     def layer(x, mask):
@@ -425,8 +435,11 @@ def attn_layer(w_query, w_key, w_value, w_output, num_heads):
     layer = attn.torch.MultiHeadAttention(len(w_query), num_heads, bias=False)
     layer = layer.to(torch.from_numpy(w_query).dtype)
     with torch.no_grad():
-        for part, w in zip((layer.query, layer.key, layer.value, layer.output),
-                           (w_query, w_key, w_value, w_output), strict=True):
+        for part, w in zip(
+            (layer.query, layer.key, layer.value, layer.output),
+            (w_query, w_key, w_value, w_output),
+            strict=True,
+        ):
             part.weight.copy_(torch.from_numpy(w.T.copy()))
 
     def forward(x, mask):
@@ -441,8 +454,11 @@ style("a layer of self-attention", square=True)(from_layer(numpy_layer))
 style("nn.MultiheadAttention as a layer", square=True, masks=False)(from_layer(torch_layer))
 style("attn.torch.MultiHeadAttention as a layer", square=True)(from_layer(attn_layer))
 style("as many queries as keys only", square=True, grouped=False)(
-    lambda q, k, v, m: softmaxed(hidden((q[:, :, None] @ k[:, :, None].mT)[:, :, 0] / q.shape[-1] ** 0.5, m)) @ v
-    if q.shape[2] == k.shape[2] else 1 / 0
+    lambda q, k, v, m: (
+        softmaxed(hidden((q[:, :, None] @ k[:, :, None].mT)[:, :, 0] / q.shape[-1] ** 0.5, m)) @ v
+        if q.shape[2] == k.shape[2]
+        else 1 / 0
+    )
 )
 
 

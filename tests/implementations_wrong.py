@@ -79,6 +79,7 @@ def removal(expected, title, **options):
 
 # J1: batches and masks
 
+
 @wrong("shared mask for batch row 0 only")
 def rows0(q, k, v, m):
     if m is not None and len(m) == 1 and len(q) > 1:
@@ -87,53 +88,78 @@ def rows0(q, k, v, m):
 
 
 mask_of("padding read as a length", "padding as lengths")(
-    lambda m, q, k: m if m.shape[2] != 1 else np.arange(k.shape[2]) < m.sum(-1, keepdims=True))
+    lambda m, q, k: m if m.shape[2] != 1 else np.arange(k.shape[2]) < m.sum(-1, keepdims=True)
+)
 mask_of("mask read as a length", "any mask as lengths")(
-    lambda m, q, k: np.arange(k.shape[2]) < m.sum(-1, keepdims=True))
+    lambda m, q, k: np.arange(k.shape[2]) < m.sum(-1, keepdims=True)
+)
 mask_of("padding read as a length", "up to the last visible key")(
-    lambda m, q, k: m if m.shape[2] != 1 else np.arange(k.shape[2])
-    <= np.where(m, np.arange(k.shape[2]), -1).max(-1, keepdims=True))
+    lambda m, q, k: (
+        m
+        if m.shape[2] != 1
+        else np.arange(k.shape[2]) <= np.where(m, np.arange(k.shape[2]), -1).max(-1, keepdims=True)
+    )
+)
 mask_of("mask cut at the first hidden key", "argmin as length")(
-    lambda m, q, k: np.arange(k.shape[2]) < np.where(m.all(-1), k.shape[2], m.argmin(-1))[..., None])
+    lambda m, q, k: np.arange(k.shape[2]) < np.where(m.all(-1), k.shape[2], m.argmin(-1))[..., None]
+)
 mask_of("only batch row 0 masked", "other rows free")(
-    lambda m, q, k: m | (np.arange(len(q)) > 0)[:, None, None, None])
+    lambda m, q, k: m | (np.arange(len(q)) > 0)[:, None, None, None]
+)
 mask_of("only the first head masked", "other heads free")(
-    lambda m, q, k: m | (np.arange(q.shape[1]) > 0)[:, None, None])
+    lambda m, q, k: m | (np.arange(q.shape[1]) > 0)[:, None, None]
+)
 mask_of("masks of the heads joined", "any head hides")(lambda m, q, k: m.all(1, keepdims=True))
 mask_of("masks of the batch joined", "any row shows")(lambda m, q, k: m.any(0, keepdims=True))
 mask_of("first query's mask for all", "row 0 of the mask")(lambda m, q, k: m[:, :, :1])
 mask_of("last query's mask for all", "last row of the mask")(lambda m, q, k: m[:, :, -1:])
 mask_of("mask in reverse order", "flipped padding")(lambda m, q, k: m[..., ::-1])
 mask_of("padding ignored", "masks of keys are dropped")(
-    lambda m, q, k: None if m.shape[2] == 1 < q.shape[2] else m)
+    lambda m, q, k: None if m.shape[2] == 1 < q.shape[2] else m
+)
 mask_of("mask of pairs ignored", "masks of pairs are dropped")(
-    lambda m, q, k: m if m.shape[2] == 1 else None)
+    lambda m, q, k: m if m.shape[2] == 1 else None
+)
 mask_of("padded queries hidden too", "square padding")(
-    lambda m, q, k: m & m.mT if m.shape[2] == 1 and q.shape[2] == k.shape[2] else m)
+    lambda m, q, k: m & m.mT if m.shape[2] == 1 and q.shape[2] == k.shape[2] else m
+)
 mask_of("key 0 never hidden", "a sink that nobody asked for")(
-    lambda m, q, k: m | (np.arange(k.shape[2]) == 0))
+    lambda m, q, k: m | (np.arange(k.shape[2]) == 0)
+)
 mask_of("own position never hidden", "the diagonal is always there")(
-    lambda m, q, k: m | np.eye(q.shape[2], k.shape[2], k.shape[2] - q.shape[2], dtype=bool))
+    lambda m, q, k: m | np.eye(q.shape[2], k.shape[2], k.shape[2] - q.shape[2], dtype=bool)
+)
 mask_of("last query sees everything", "the last row is free")(
-    lambda m, q, k: m | (np.arange(q.shape[2]) == q.shape[2] - 1)[:, None])
+    lambda m, q, k: m | (np.arange(q.shape[2]) == q.shape[2] - 1)[:, None]
+)
 mask_of("last key always hidden", "the last key is lost")(
-    lambda m, q, k: m & (np.arange(k.shape[2]) < k.shape[2] - 1))
+    lambda m, q, k: m & (np.arange(k.shape[2]) < k.shape[2] - 1)
+)
 mask_of("padding with holes", "padding is sorted")(
-    lambda m, q, k: np.sort(m, -1)[..., ::-1] if m.shape[2] == 1 and m[..., 0].all()
-    and m[..., -1].all() else m)
-mask_of("left padding", "padding in front is turned round", )(
-    lambda m, q, k: m[..., ::-1] if m.shape[2] == 1 < q.shape[2] and not m[..., 0].any() else m)
-mask_of("batch mixed", "mask of the next row")(
-    lambda m, q, k: np.roll(m, 1, 0))
+    lambda m, q, k: (
+        np.sort(m, -1)[..., ::-1] if m.shape[2] == 1 and m[..., 0].all() and m[..., -1].all() else m
+    )
+)
+mask_of(
+    "left padding",
+    "padding in front is turned round",
+)(lambda m, q, k: m[..., ::-1] if m.shape[2] == 1 < q.shape[2] and not m[..., 0].any() else m)
+mask_of("batch mixed", "mask of the next row")(lambda m, q, k: np.roll(m, 1, 0))
 mask_of("one mask serves several heads", "shared masks hide nothing from heads after the first")(
-    lambda m, q, k: m | (m.shape[1] == 1) & (np.arange(q.shape[1]) > 1)[:, None, None])
+    lambda m, q, k: m | (m.shape[1] == 1) & (np.arange(q.shape[1]) > 1)[:, None, None]
+)
 mask_of("causal", "queries of documents")(
-    lambda m, q, k: m | np.eye(q.shape[2], k.shape[2], dtype=bool)
-    if (m[..., 0, :] == (np.arange(k.shape[2]) <= k.shape[2] - q.shape[2])).all()
-    and q.shape[2] != k.shape[2] else m)
+    lambda m, q, k: (
+        m | np.eye(q.shape[2], k.shape[2], dtype=bool)
+        if (m[..., 0, :] == (np.arange(k.shape[2]) <= k.shape[2] - q.shape[2])).all()
+        and q.shape[2] != k.shape[2]
+        else m
+    )
+)
 
 
 # J2: tiles
+
 
 def tiled(T, **fault):
     def function(q, k, v, m):
@@ -207,8 +233,10 @@ def query_tail(q, k, v, m, T=32):
 
 @wrong("a softmax for each tile")
 def tiles_averaged(q, k, v, m, T=16):
-    parts = [R(q, k[:, :, j : j + T], v[:, :, j : j + T], m if m is None else m[..., j : j + T])
-             for j in range(0, k.shape[2], T)]
+    parts = [
+        R(q, k[:, :, j : j + T], v[:, :, j : j + T], m if m is None else m[..., j : j + T])
+        for j in range(0, k.shape[2], T)
+    ]
     return sum(parts) / len(parts)
 
 
@@ -221,6 +249,7 @@ def long_queries_wrap(q, k, v, m):
 
 # J3: scores of 0
 
+
 @removal("a score of 0 taken for hidden", "zero is hidden")
 def zero_is_hidden(s, m):
     s = s * m
@@ -228,10 +257,12 @@ def zero_is_hidden(s, m):
 
 
 scores_of("a score of 0 taken for hidden", "zero is hidden, always")(
-    lambda s: np.where(s == 0, -np.inf, s))
+    lambda s: np.where(s == 0, -np.inf, s)
+)
 
 
 # J4: after the softmax
+
 
 @wrong("1 added to the denominator")
 def sink_of_zero(q, k, v, m):
@@ -259,7 +290,8 @@ for title, gain in {
     "negated": lambda q, k: -1,
 }.items():
     wrong("output negated" if title == "negated" else "output rescaled", title)(
-        lambda q, k, v, m, gain=gain: R(q, k, v, m) * gain(q, k))
+        lambda q, k, v, m, gain=gain: R(q, k, v, m) * gain(q, k)
+    )
 
 
 @wrong("something added to the output")
@@ -293,9 +325,11 @@ def alibi_inside(q, k, v, m):
 
 
 removal("hidden scores set to the smallest", "leaks the smallest")(
-    lambda s, m: np.where(m, s, s.min()))
+    lambda s, m: np.where(m, s, s.min())
+)
 removal("hidden scores set to the smallest", "leaks the smallest of the row")(
-    lambda s, m: np.where(m, s, s.min(-1, keepdims=True)))
+    lambda s, m: np.where(m, s, s.min(-1, keepdims=True))
+)
 removal("hidden scores set to +inf", "+inf")(lambda s, m: np.where(m, s, np.inf))
 removal("hidden scores set to a small number", "1e-9 for -1e9")(lambda s, m: np.where(m, s, 1e-9))
 removal("hidden scores set to 1", "filled with 1")(lambda s, m: np.where(m, s, 1))
@@ -314,11 +348,14 @@ def bfloat16_inside(q, k, v, m):
 @wrong("float32 inside float64")
 def scores_in_float32(q, k, v, m):
     k, v = repeated(q, k, v)
-    s = (q.astype("float32") @ k.mT.astype("float32") / np.float32(q.shape[-1] ** 0.5)).astype(q.dtype)
+    s = (q.astype("float32") @ k.mT.astype("float32") / np.float32(q.shape[-1] ** 0.5)).astype(
+        q.dtype
+    )
     return softmaxed(hidden(s, m)) @ v
 
 
 # J6
+
 
 @wrong("keys reshaped, not transposed")
 def keys_reshaped(q, k, v, m):
@@ -328,6 +365,7 @@ def keys_reshaped(q, k, v, m):
 
 
 # J7: epsilon
+
 
 def with_epsilon(epsilon, after=True):
     def function(q, k, v, m):
@@ -343,6 +381,7 @@ for epsilon in (1e-5, 1e-6, 1e-8, 1e-9, 3e-7):
     wrong("epsilon in the denominator", f"epsilon {epsilon}")(with_epsilon(epsilon))
 
 # J8, J9: what cannot be called
+
 
 @wrong("dtype='float32'")
 def refuses_float64(q, k, v, m):
@@ -375,17 +414,22 @@ def takes_little(q, k, v):
     return softmaxed(np.stack([scored(q, k)])[0] + 0 * np.eye(q.shape[2])) @ v
 
 
-wrong("attn.check.one_head", "matrices")(
-    lambda q, k, v, m: (lambda L, D: R(q, k, v, m))(*q.shape))
+wrong("attn.check.one_head", "matrices")(lambda q, k, v, m: (lambda L, D: R(q, k, v, m))(*q.shape))
 wrong("attn.check.merged_batch", "three axes")(
-    lambda q, k, v, m: (lambda N, L, D: R(q[:, None], k[:, None], v[:, None],
-                                          None if m is None else m[:, None])[:, 0])(*q.shape))
+    lambda q, k, v, m: (
+        lambda N, L, D: R(q[:, None], k[:, None], v[:, None], None if m is None else m[:, None])[
+            :, 0
+        ]
+    )(*q.shape)
+)
 wrong("attn.check.first_output", "output and weights")(lambda q, k, v, m: (R(q, k, v, m), None))
 wrong("as_numpy_function", "tensors wanted")(
-    lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v, m))
+    lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v, m)
+)
 
 
 # The softmax
+
 
 def mixed(weights_of):
     def function(q, k, v, m):
@@ -395,47 +439,67 @@ def mixed(weights_of):
     return function
 
 
-wrong("sigmoid instead of softmax", "sigmoid")(
-    mixed(lambda s: 1 / (1 + np.exp(-s))))
+wrong("sigmoid instead of softmax", "sigmoid")(mixed(lambda s: 1 / (1 + np.exp(-s))))
 wrong("softmax twice", "twice")(mixed(lambda s: softmaxed(softmaxed(s))))
 wrong("several keys", "argmax")(
-    mixed(lambda s: (np.arange(s.shape[-1]) == s.argmax(-1)[..., None]) & np.isfinite(s)))
+    mixed(lambda s: (np.arange(s.shape[-1]) == s.argmax(-1)[..., None]) & np.isfinite(s))
+)
 wrong("relu instead of softmax", "relu attention")(mixed(lambda s: np.maximum(s, 0)))
-wrong("softmax of the negative scores", "negative scores")(
-    lambda q, k, v, m: R(-q, k, v, m))
+wrong("softmax of the negative scores", "negative scores")(lambda q, k, v, m: R(-q, k, v, m))
 wrong("another scale", "temperature 2")(lambda q, k, v, m: R(q / 2, k, v, m))
 wrong("divided by D", "scaled twice")(lambda q, k, v, m: R(q * q.shape[3] ** -0.5, k, v, m))
 wrong("mean subtracted, not the maximum", "mean subtracted")(
-    mixed(lambda s: (lambda e: e / e.sum(-1, keepdims=True))(
-        np.exp(s - np.nanmean(np.where(np.isinf(s), np.nan, s), -1, keepdims=True)))))
+    mixed(
+        lambda s: (lambda e: e / e.sum(-1, keepdims=True))(
+            np.exp(s - np.nanmean(np.where(np.isinf(s), np.nan, s), -1, keepdims=True))
+        )
+    )
+)
 
 
 # Operands and heads
 
 wrong("queries and keys normalised", "cosine attention")(
-    lambda q, k, v, m: R(q / np.linalg.norm(q, axis=-1, keepdims=True),
-                         k / np.linalg.norm(k, axis=-1, keepdims=True), v, m))
+    lambda q, k, v, m: R(
+        q / np.linalg.norm(q, axis=-1, keepdims=True),
+        k / np.linalg.norm(k, axis=-1, keepdims=True),
+        v,
+        m,
+    )
+)
 wrong("queries used as keys", "q for k", grouped=False)(
-    lambda q, k, v, m: R(q, q, v, m) if q.shape == k.shape else R(q, k[:, :, :0], v, m))
+    lambda q, k, v, m: R(q, q, v, m) if q.shape == k.shape else R(q, k[:, :, :0], v, m)
+)
 wrong("output reshaped", "output turned")(
-    lambda q, k, v, m: (lambda o: o.mT.reshape(o.shape))(R(q, k, v, m)))
+    lambda q, k, v, m: (lambda o: o.mT.reshape(o.shape))(R(q, k, v, m))
+)
 wrong("heads in reverse order", "heads reversed")(lambda q, k, v, m: R(q, k, v, m)[:, ::-1])
 wrong("heads shifted by one", "key heads rolled", grouped=False)(
-    lambda q, k, v, m: R(q, np.roll(k, 1, 1), np.roll(v, 1, 1), m))
+    lambda q, k, v, m: R(q, np.roll(k, 1, 1), np.roll(v, 1, 1), m)
+)
 wrong("heads mixed", "scores summed over heads", grouped=False)(
-    lambda q, k, v, m: softmaxed(hidden(scored(q, k).sum(1, keepdims=True) + 0 * scored(q, k), m)) @ v)
+    lambda q, k, v, m: (
+        softmaxed(hidden(scored(q, k).sum(1, keepdims=True) + 0 * scored(q, k), m)) @ v
+    )
+)
 wrong("only the first head computed", "one head computed")(
-    lambda q, k, v, m: R(q, k, v, m) * (np.arange(q.shape[1]) == 0)[:, None, None])
+    lambda q, k, v, m: R(q, k, v, m) * (np.arange(q.shape[1]) == 0)[:, None, None]
+)
 wrong("only batch row 0 computed", "first row only")(
-    lambda q, k, v, m: R(q, k, v, m) * (np.arange(len(q)) == 0)[:, None, None, None])
+    lambda q, k, v, m: R(q, k, v, m) * (np.arange(len(q)) == 0)[:, None, None, None]
+)
 wrong("batch mixed", "row 0 for all")(
-    lambda q, k, v, m: np.broadcast_to(R(q, k, v, m)[:1], (len(q), *R(q, k, v, m).shape[1:])))
+    lambda q, k, v, m: np.broadcast_to(R(q, k, v, m)[:1], (len(q), *R(q, k, v, m).shape[1:]))
+)
 wrong("heads tiled instead of grouped", "values tiled")(
-    lambda q, k, v, m: R(q, *(repeated(q, k, v)[0], np.tile(v, (1, q.shape[1] // v.shape[1], 1, 1))), m))
+    lambda q, k, v, m: R(
+        q, *(repeated(q, k, v)[0], np.tile(v, (1, q.shape[1] // v.shape[1], 1, 1))), m
+    )
+)
 wrong("queries in reverse order", "flipped")(lambda q, k, v, m: R(q, k, v, m)[:, :, ::-1])
 wrong("keys in reverse order", "values flipped")(
-    lambda q, k, v, m: R(q, k, v[:, :, ::-1], m) if m is None else
-    mixed_reverse(q, k, v, m))
+    lambda q, k, v, m: R(q, k, v[:, :, ::-1], m) if m is None else mixed_reverse(q, k, v, m)
+)
 
 
 def mixed_reverse(q, k, v, m):
@@ -444,6 +508,7 @@ def mixed_reverse(q, k, v, m):
 
 
 # Two at once
+
 
 @wrong({"no scale", "hidden scores set to 0"})
 def no_scale_and_leak(q, k, v, m):
@@ -500,20 +565,28 @@ def scores_into_the_key(q, k, v, m):
 # Situations
 
 wrong("the input is float32", "float32 overflows")(
-    lambda q, k, v, m: R(q, k, v, m) if q.dtype == np.float64 else R(q, k, v, m) + 0.01)
+    lambda q, k, v, m: R(q, k, v, m) if q.dtype == np.float64 else R(q, k, v, m) + 0.01
+)
 wrong("there is one query", "decoding doubles")(
-    lambda q, k, v, m: R(q, k, v, m) * (1 + 0.5 * np.sin(v.sum()) ** 2 * (q.shape[2] == 1)))
+    lambda q, k, v, m: R(q, k, v, m) * (1 + 0.5 * np.sin(v.sum()) ** 2 * (q.shape[2] == 1))
+)
 wrong("more queries than keys", "long queries")(
-    lambda q, k, v, m: R(q, k, v, m) + (q.shape[2] > k.shape[2]) * 0.1)
+    lambda q, k, v, m: R(q, k, v, m) + (q.shape[2] > k.shape[2]) * 0.1
+)
 wrong("query heads share key heads", "groups and noise")(
-    lambda q, k, v, m: R(q, k, v, m) + (q.shape[1] > k.shape[1]) * 0.1)
+    lambda q, k, v, m: R(q, k, v, m) + (q.shape[1] > k.shape[1]) * 0.1
+)
 wrong("all keys are equal", "equal keys")(
-    lambda q, k, v, m: R(q, k, v, m) + (k.shape[2] > 1 and (k == k[:, :, :1]).all()) * 0.1)
+    lambda q, k, v, m: R(q, k, v, m) + (k.shape[2] > 1 and (k == k[:, :, :1]).all()) * 0.1
+)
 wrong("scores lie near 1000", "large")(
-    lambda q, k, v, m: R(q, k, v, m) + 0.1 * (abs(k).max() > 500) * (abs(q).max() < 100))
+    lambda q, k, v, m: R(q, k, v, m) + 0.1 * (abs(k).max() > 500) * (abs(q).max() < 100)
+)
 wrong("hides some key from all of them", "padding or causal")(
-    lambda q, k, v, m: R(q, k, v, m if m is None or not _causal_and_padded(m, q, k) else
-                         m | ~m.any(2, keepdims=True)))
+    lambda q, k, v, m: R(
+        q, k, v, m if m is None or not _causal_and_padded(m, q, k) else m | ~m.any(2, keepdims=True)
+    )
+)
 
 
 def _causal_and_padded(m, q, k):
@@ -525,16 +598,35 @@ def _causal_and_padded(m, q, k):
 
 # Through adapters
 
-wrong("no scale", "one head, unscaled")(one_head(
-    lambda q, k, v, m: softmaxed(hidden(q @ k.T, m)) @ v))
-wrong("another scale", "a layer, unscaled", square=True)(from_layer(
-    lambda wq, wk, wv, wo, H: lambda x, m: (lambda q, k, v: (
-        softmaxed(hidden(q @ k.mT, m)) @ v).swapaxes(1, 2).reshape(x.shape) @ wo)(
-            *((x @ w).reshape(*x.shape[:2], H, -1).swapaxes(1, 2) for w in (wq, wk, wv)))))
-wrong("heads split without the transpose", "merged heads, split by reshape")(merged_heads(
-    lambda q, k, v, m, H: (lambda out: out.swapaxes(1, 2).reshape(len(q), q.shape[1], -1))(
-        attention(*(x.reshape(len(x), H, x.shape[1], -1) for x in (q, k, v)), m))))
-wrong("NaN on empty rows", "SDPA's composite in torch")(as_numpy_function(
-    lambda q, k, v, m: (lambda s: s.softmax(-1) @ v.repeat_interleave(q.shape[1] // v.shape[1], 1))(
-        (q @ k.repeat_interleave(q.shape[1] // k.shape[1], 1).mT / math.sqrt(q.shape[3])).masked_fill(
-            torch.tensor(False) if m is None else ~m, -torch.inf))))
+wrong("no scale", "one head, unscaled")(
+    one_head(lambda q, k, v, m: softmaxed(hidden(q @ k.T, m)) @ v)
+)
+wrong("another scale", "a layer, unscaled", square=True)(
+    from_layer(
+        lambda wq, wk, wv, wo, H: (
+            lambda x, m: (
+                lambda q, k, v: (
+                    (softmaxed(hidden(q @ k.mT, m)) @ v).swapaxes(1, 2).reshape(x.shape) @ wo
+                )
+            )(*((x @ w).reshape(*x.shape[:2], H, -1).swapaxes(1, 2) for w in (wq, wk, wv)))
+        )
+    )
+)
+wrong("heads split without the transpose", "merged heads, split by reshape")(
+    merged_heads(
+        lambda q, k, v, m, H: (lambda out: out.swapaxes(1, 2).reshape(len(q), q.shape[1], -1))(
+            attention(*(x.reshape(len(x), H, x.shape[1], -1) for x in (q, k, v)), m)
+        )
+    )
+)
+wrong("NaN on empty rows", "SDPA's composite in torch")(
+    as_numpy_function(
+        lambda q, k, v, m: (
+            lambda s: s.softmax(-1) @ v.repeat_interleave(q.shape[1] // v.shape[1], 1)
+        )(
+            (
+                q @ k.repeat_interleave(q.shape[1] // k.shape[1], 1).mT / math.sqrt(q.shape[3])
+            ).masked_fill(torch.tensor(False) if m is None else ~m, -torch.inf)
+        )
+    )
+)

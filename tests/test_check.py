@@ -246,9 +246,9 @@ def test_every_known_bug_shows_in_some_trial():
     rights = [attn.scaled_dot_product_attention(*trial.operands) for trial in trials]
     for bug in BUGS:
         told = (
-            (p := predict(*trial.operands, bug.steps)) is not None and not same(p, right, 1e-11)
+            not same(predict(*trial.operands, bug.steps), right, 1e-11 if wide else 1e-2)
             for trial, right in zip(trials, rights, strict=True)
-            if trial.query.dtype == np.float64
+            for wide in [trial.query.dtype == np.float64]
         )
         assert any(told), bug.says
 
@@ -318,8 +318,9 @@ def test_masks_are_what_their_names_say():
         ]
         empty = ~mask.any(-1)
         assert empty.any() == (content in ("empty query", "empty sequence")
-                               or ("causal" in content and (L > S or "left" in content))
-                               or (content == "window" and L > S)) or S == 1 or L == 1, trial
+                               or content == "causal and left padding"
+                               or (content in ("causal", "causal and right padding", "window")
+                                   and L > S)) or S == 1 or L == 1, trial
         if "causal" in content and content != "upper-left causal":
             assert not (mask & ~np.tril(np.ones((L, S), bool), S - L)).any()
         if content == "left padding" and S > 1:

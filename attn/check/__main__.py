@@ -10,8 +10,8 @@ import json
 import sys
 from pathlib import Path
 
-from attn.check import check_attention
 from attn.check import adapters as shapes
+from attn.check import check_attention
 from attn.check.judge import CONVENTIONS, DTYPES
 
 ADAPTERS = ("one_head", "merged_batch", "merged_heads", "first_output", "from_layer")

@@ -334,7 +334,6 @@ OPERANDS = [
 ]  # fmt: skip
 
 
-
 def _aligned(L, S):
     """How far key j lies from query i when the last query stands at the last key; and when the
     first stands at the first."""

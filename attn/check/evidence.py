@@ -122,9 +122,8 @@ def _one_more(counted, bugs, evidence):
     """The best sets of bugs with one bug more that explains a trial which they do not."""
     beam = []
     for _, found, steps in counted[:BEAM]:
-        open_end = next((n for n in evidence.sample if not evidence.fits(n, steps)), None)
-        if open_end is None:
-            continue
+        tried = (*evidence.sample, *evidence.order)
+        open_end = next(n for n in tried if not evidence.fits(n, steps))
         for bug in bugs:
             both = together(steps, bug.steps)
             if both is not None and bug not in found and evidence.fits(open_end, both):

@@ -221,8 +221,6 @@ REMOVALS = bugs(
      {"remove": lambda scores, keep: np.where(keep, scores, np.inf)}),
     ("hidden scores set to a small number", "hidden scores are set to 1e-9, not to -1e9",
      {"remove": lambda scores, keep: np.where(keep, scores, 1e-9)}),
-    ("hidden scores set to NaN", "hidden scores become NaN",
-     {"remove": lambda scores, keep: np.where(keep, scores, np.nan)}),
     ("hidden scores set to 1", "a hidden key gets exp(1)",
      {"remove": lambda scores, keep: np.where(keep, scores, 1)}),
     ("mask added as a number", "True adds 1 to the score, False hides nothing",

@@ -43,20 +43,27 @@ def coarser(evidence):
     for form in FORMATS:
         if form.step > own:
             trials = [n for n, t in enumerate(evidence.trials) if _holds(form, t)]
-            yield form, replace(
-                evidence,
-                eps=form.eps,
-                **{
-                    name: tuple(getattr(evidence, name)[n] for n in trials)
-                    for name in ("trials", "outcomes", "rights")
-                },
+            yield (
+                form,
+                replace(
+                    evidence,
+                    eps=form.eps,
+                    **{
+                        name: tuple(getattr(evidence, name)[n] for n in trials)
+                        for name in ("trials", "outcomes", "rights")
+                    },
+                ),
             )
 
 
 def _holds(form, trial):
     half = form.name.startswith("half")
     root = trial.query.shape[3] ** 0.5
-    return not half or max(largest_score(trial.query, trial.key) * root, np.abs(trial.value).max()) < LARGEST_HALF
+    return (
+        not half
+        or max(largest_score(trial.query, trial.key) * root, np.abs(trial.value).max())
+        < LARGEST_HALF
+    )
 
 
 def rounded(call, evidence, form, steps):

@@ -23,7 +23,9 @@ def _blocks(T, shrink_output=True, shrink_sum=True):
             safe = np.where(np.isneginf(new), 0, new)
             exps, shrink = np.exp(part - safe), np.exp(top - safe)
             total = total * (shrink if shrink_sum else 1) + exps.sum(-1, keepdims=True)
-            output = output * (shrink if shrink_output else 1) + exps @ value[..., start : start + T, :]
+            output = (
+                output * (shrink if shrink_output else 1) + exps @ value[..., start : start + T, :]
+            )
             top = new
         return output / np.where(total == 0, 1, total)
 
@@ -127,7 +129,11 @@ def _of(T):
            "weights", seen)  # fmt: skip
     yield ("keys of zeros counted", f"keys are filled up to tiles of {T} with zeros, which have "
            "weights without a mask", unseen)  # fmt: skip
-    yield "last queries left out", f"queries after the last whole tile of {T} are 0", _short_queries(T)
+    yield (
+        "last queries left out",
+        f"queries after the last whole tile of {T} are 0",
+        _short_queries(T),
+    )
 
 
 BUGS = bugs(

@@ -212,16 +212,19 @@ def _content(kind, rng, B, H, L, S):
     if kind == "empty sequence":
         right[-1] = False
         return right
-    return every & {
-        "causal": lambda: keys <= queries,
-        "upper-left causal": lambda: keys <= np.arange(L)[:, None],
-        "right padding": lambda: right,
-        "left padding": lambda: left,
-        "causal and right padding": lambda: (keys <= queries) & right,
-        "causal and left padding": lambda: (keys <= queries) & left,
-        "window": lambda: (queries - keys <= 2) & (keys - queries <= 1),
-        "full": lambda: every,
-    }[kind]()
+    return (
+        every
+        & {
+            "causal": lambda: keys <= queries,
+            "upper-left causal": lambda: keys <= np.arange(L)[:, None],
+            "right padding": lambda: right,
+            "left padding": lambda: left,
+            "causal and right padding": lambda: (keys <= queries) & right,
+            "causal and left padding": lambda: (keys <= queries) & left,
+            "window": lambda: (queries - keys <= 2) & (keys - queries <= 1),
+            "full": lambda: every,
+        }[kind]()
+    )
 
 
 # The calls beside the array
