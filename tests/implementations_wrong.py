@@ -1,4 +1,4 @@
-"""Wrong attention, beyond tests/mutants.py: what public reports, tutorials and slips of the hand do.
+"""Wrong attention beyond tests/mutants.py: public reports, tutorials, slips of the hand.
 
 WRONG holds (title, function, options, expected): the name that the judge has to give, if it is one
 of a known bug, or a phrase that its description has to contain. None of the functions uses the
@@ -167,8 +167,8 @@ def tiled(T, **fault):
         s = q @ k.swapaxes(-1, -2) / q.shape[-1] ** 0.5
         s = s if m is None else np.where(m, s, -np.inf)
         top = np.full((*s.shape[:-1], 1), -np.inf)
-        l = 0 * np.exp(top)
-        o = l
+        total = 0 * np.exp(top)
+        o = total
         for j in range(0, s.shape[-1], T):
             part = s[..., j : j + T]
             if fault.get("drops") and part.shape[-1] < T and j:
@@ -176,10 +176,10 @@ def tiled(T, **fault):
             new = np.maximum(top, part.max(-1, keepdims=True))
             safe = np.where(np.isneginf(new), 0, new)
             e, shrink = np.exp(part - safe), np.exp(top - safe)
-            l = l * (1 if fault.get("sum") else shrink) + e.sum(-1, keepdims=True)
+            total = total * (1 if fault.get("sum") else shrink) + e.sum(-1, keepdims=True)
             o = o * (1 if fault.get("output") else shrink) + e @ v[..., j : j + T, :]
             top = new
-        return o / np.where(l == 0, 1, l)
+        return o / np.where(total == 0, 1, total)
 
     return function
 

@@ -45,7 +45,9 @@ def test_right_implementations_pass_whatever_the_numbers(style, seed):
 
 @pytest.mark.parametrize("seed", SEEDS[1:])
 @pytest.mark.parametrize(
-    ("name", "function", "options"), WRONG[::9], ids=[f"{n}-{w[0]}" for n, w in enumerate(WRONG[::9])]
+    ("name", "function", "options"),
+    WRONG[::9],
+    ids=[f"{n}-{w[0]}" for n, w in enumerate(WRONG[::9])],
 )
 def test_names_do_not_depend_on_the_numbers(name, function, options, seed):
     rejected_under_its_name(name, function, options, seed)
@@ -271,7 +273,8 @@ def test_bugs_of_different_names_are_told_apart():
 @pytest.mark.parametrize(
     "space",
     [Space(), Space(grouped=False), Space(masks=False), Space(square=True), Space(multiple_of=16),
-     Space(dtype="float32"), Space(square=True, multiple_of=128, grouped=False), Space(mirrored=True)],
+     Space(dtype="float32"), Space(square=True, multiple_of=128, grouped=False),
+     Space(mirrored=True)],
     ids=lambda space: str(space).partition("(")[2],
 )  # fmt: skip
 def test_every_pair_of_levels_that_can_stand_together_does(space):
@@ -285,7 +288,8 @@ def test_every_pair_of_levels_that_can_stand_together_does(space):
         row = dict(zip(joint, levels, strict=True))
         if space.allowed(row):
             singles = [*row.items(), *((name, level) for name in free for level in factors[name])]
-            possible |= {pair for pair in combinations(sorted(singles), 2) if pair[0][0] != pair[1][0]}
+            pairs = combinations(sorted(singles), 2)
+            possible |= {pair for pair in pairs if pair[0][0] != pair[1][0]}
     assert possible <= held, sorted(map(str, possible - held))[:5]
     assert len(possible) > 100
 
@@ -338,8 +342,13 @@ def test_masks_are_what_their_names_say():
 
 
 def command(*arguments, cwd):
-    done = subprocess.run([sys.executable, "-m", "attn.check", *arguments], cwd=cwd, text=True,
-                          capture_output=True, env={**os.environ, "PYTHONPATH": str(ROOT)})  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "attn.check", *arguments],
+        cwd=cwd,
+        text=True,
+        capture_output=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
     return done.returncode, done.stdout, done.stderr
 
 

@@ -134,7 +134,8 @@ SOFTMAXES = [
          {"divide": _undivided}),
         ("weights not normalised", "exp(score) is never divided by its sum",
          {"divide": _undivided, "peak": _no_peak}),
-        ("sigmoid instead of softmax", "each score has a weight of its own", _with_function(_sigmoid)),
+        ("sigmoid instead of softmax", "each score has a weight of its own",
+         _with_function(_sigmoid)),
         ("relu instead of softmax", "negative scores have weight 0, the others their own size",
          _with_function(lambda scores: np.maximum(scores, 0))),
         ("relu instead of exp", "scores below 0 have weight 0, the others their own size",
@@ -146,11 +147,11 @@ SOFTMAXES = [
          {"divide": _largest_only}),
     ),
     *bugs(
-        "Divide by the sum of exp over the keys and by nothing else; a sum of 0 alone needs a guard.",
-        ("1 added to the denominator", "each row is divided by its sum plus exp(0), as if there were "
-         "one more key of score 0 and value 0", {"rest": lambda peak: np.exp(-peak)}),
-        ("1 added to the denominator", "after the maximum was subtracted, each row is divided by its "
-         "sum plus 1", {"rest": lambda peak: 1}),
+        "Divide by the sum of exp over the keys alone; a sum of 0 alone needs a guard.",
+        ("1 added to the denominator", "each row is divided by its sum plus exp(0), as if there "
+         "were one more key of score 0 and value 0", {"rest": lambda peak: np.exp(-peak)}),
+        ("1 added to the denominator", "after the maximum was subtracted, each row is divided by "
+         "its sum plus 1", {"rest": lambda peak: 1}),
     ),
     *bugs(
         "Subtract each row's own maximum before exp: scores - scores.max(axis=-1, keepdims=True).",
@@ -311,7 +312,7 @@ OPERANDS = [
               "queries averaged, not values"),
         ("weights transposed", "the columns of the weights, not the rows, mix the values",
          {"mix": lambda weights, value: weights.mT @ value}),
-        ("keys reshaped, not transposed", "Q is multiplied by K.reshape(B, H, D, S), which is not Kᵀ",
+        ("keys reshaped, not transposed", "Q meets K.reshape(B, H, D, S), which is not Kᵀ",
          {"dot": lambda q, k: q @ k.reshape(*k.shape[:2], k.shape[3], k.shape[2])}),
         ("values reshaped", "the rows of V are mixed by a transpose and a reshape",
          {"mix": lambda weights, value: weights @ value.mT.reshape(value.shape)}),
@@ -329,7 +330,8 @@ OPERANDS = [
         _from("queries are divided by their lengths", lambda q, k, v: (_unit(q), k, v),
               "queries normalised"),
         ("distances instead of products", "the scores are -|q - k|² / √D",
-         {"dot": lambda q, k: 2 * (q @ k.mT) - (q**2).sum(-1)[..., None] - (k**2).sum(-1)[..., None, :]}),
+         {"dot": lambda q, k: 2 * (q @ k.mT) - (q**2).sum(-1)[..., None]
+          - (k**2).sum(-1)[..., None, :]}),
     ),
 ]  # fmt: skip
 

@@ -18,7 +18,7 @@ def fitted_bugs(call, trials):
     found = []
     plain = [t for t in trials if t.mask is None and t.row["values"] == "ordinary"]
     for trial in plain[:4]:
-        _, _, S, D = *trial.key.shape[:2], trial.key.shape[2], trial.query.shape[3]
+        D = trial.query.shape[3]
         weights = _weights(call, trial)
         if weights is None or not (weights > 0).all():
             continue

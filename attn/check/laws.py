@@ -1,9 +1,9 @@
 """Laws that attention obeys, for wrong answers that no known formula explains.
 
-Weights sum to one; no values, no output; a hidden key, another batch row and another head change nothing. A law that is
-broken is found by calling the function again, on parts of a trial or with other values. It is
-named only if it is broken in every failing trial that is looked at and can show it. Imports
-attn.check.outcomes.
+Weights sum to one; values of 0 give 0; a hidden key, another batch row and another head change
+nothing. A law that is broken is found by calling the function again, on parts of a trial or with
+other values. It is named only if it is broken in every failing trial that is looked at and can show
+it. Imports attn.check.outcomes.
 """
 
 from typing import NamedTuple

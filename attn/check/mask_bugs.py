@@ -127,12 +127,14 @@ READINGS = bugs(
      _where_given(lambda mask, n: mask | (np.arange(n.H) > 0)[:, None, None])),
     ("only batch row 0 masked", "the other batch rows see everything",
      _where_given(lambda mask, n: mask | (np.arange(n.B) > 0)[:, None, None, None])),
-    ("shared mask for batch row 0 only", "one mask for several batch rows is laid on the first; the "
-     "others see everything",
-     _where_given(lambda mask, n: mask | (len(mask) == 1) & (np.arange(n.B) > 0)[:, None, None, None])),
+    ("shared mask for batch row 0 only", "one mask for several batch rows is laid on the first; "
+     "the others see everything",
+     _where_given(lambda mask, n: mask | (len(mask) == 1)
+                  & (np.arange(n.B) > 0)[:, None, None, None])),
     ("shared mask for the first head only", "one mask for several heads is laid on the first; the "
      "others see everything",
-     _where_given(lambda mask, n: mask | (mask.shape[1] == 1) & (np.arange(n.H) > 0)[:, None, None])),
+     _where_given(lambda mask, n: mask | (mask.shape[1] == 1)
+                  & (np.arange(n.H) > 0)[:, None, None])),
     ("mask in reverse order", "key S - 1 - j is hidden where key j should be",
      _where_given(lambda mask, n: mask[..., ::-1])),
     ("padding read as a length", "of a padding mask only the number of keys is used, and that many "
@@ -160,7 +162,8 @@ READINGS = bugs(
      _where_given(lambda mask, n: mask | (np.arange(n.S) == 0))),
     ("last key never hidden", "every query sees the last key, whatever the mask says",
      _where_given(lambda mask, n: mask | (np.arange(n.S) == n.S - 1))),
-    ("key 0 always hidden", "no query sees key 0", _where_given(lambda mask, n: mask & (np.arange(n.S) > 0))),
+    ("key 0 always hidden", "no query sees key 0",
+     _where_given(lambda mask, n: mask & (np.arange(n.S) > 0))),
     ("last key always hidden", "no query sees the last key",
      _where_given(lambda mask, n: mask & (np.arange(n.S) < n.S - 1))),
     ("own position never hidden", "query i sees key i, whatever the mask says",
@@ -206,8 +209,8 @@ REMOVALS = bugs(
      {"remove": _unmasked, "drop": _divided_again}),
     ("hidden scores set to 0", "a hidden key gets exp(0), a weight like any other",
      {"remove": lambda scores, keep: scores * keep}),
-    ("a score of 0 taken for hidden", "scores are multiplied by the mask, and all that is 0 then is "
-     "hidden",
+    ("a score of 0 taken for hidden", "scores are multiplied by the mask, and all that is 0 then "
+     "is hidden",
      {"remove": lambda scores, keep: np.where(scores * keep == 0, -np.inf, scores)}),
     ("a score of 0 taken for hidden", "scores that are 0 are hidden, with a mask or without",
      {"bend": lambda scores: np.where(scores == 0, -np.inf, scores)}),

@@ -71,9 +71,10 @@ def _options(function, space, seed, hidden):
             )
             # No length of the trials is a multiple of 128: that one can only be tried.
             worth = kept or (size <= 2 and "multiple_of=128" in chosen)
-            if not fail and worth:
-                if not _silent(function, _narrowed(space, chosen), seed, hidden, most=1):
-                    return (*forced, *chosen)
+            if fail or not worth:
+                continue
+            if not _silent(function, _narrowed(space, chosen), seed, hidden, most=1):
+                return (*forced, *chosen)
     return None
 
 
@@ -86,13 +87,12 @@ def _narrowed(space, names):
 def _silent(function, space, seed, hidden, most=None):
     """The trials of a space that have no output, or the first few of them."""
     with_mask = takes_a_mask(function)
-    found, tried = [], 0
-    for trial in make_trials(space, seed):
+    found = []
+    for tried, trial in enumerate(make_trials(space, seed), start=1):
         outcome = observe(function, trial.operands, hidden=hidden, with_mask=with_mask)
         found += [trial] * (outcome.output is None)
         if len(found) == most:
             break
-        tried += 1
         if len(found) == tried == HOPELESS:
             return make_trials(space, seed)
     return found

@@ -96,10 +96,10 @@ def _short_queries(T):
 
 
 def _of(T):
-    yield ("output not rescaled between tiles", f"with tiles of {T} keys, the running output keeps its "
-           "old scale when the maximum grows", _blocks(T, shrink_output=False))  # fmt: skip
-    yield ("sum not rescaled between tiles", f"with tiles of {T} keys, the running sum keeps its old "
-           "scale when the maximum grows", _blocks(T, shrink_sum=False))  # fmt: skip
+    yield ("output not rescaled between tiles", f"with tiles of {T} keys, the running output "
+           "keeps its old scale when the maximum grows", _blocks(T, shrink_output=False))  # fmt: skip
+    yield ("sum not rescaled between tiles", f"with tiles of {T} keys, the running sum keeps "
+           "its old scale when the maximum grows", _blocks(T, shrink_sum=False))  # fmt: skip
     yield ("nothing rescaled between tiles", f"with tiles of {T} keys, running sum and output keep "
            "their old scale when the maximum grows", _blocks(T, False, False))  # fmt: skip
     added, averaged = _each_alone(T)
@@ -119,7 +119,8 @@ def _of(T):
     for name, says, of in (
         ("last tile not masked", f"a last tile of fewer than {T} keys ignores the mask",
          lambda S: (np.arange(S) >= S // T * T) & (S > T)),
-        ("first tile only masked", f"keys from {T} on ignore the mask", lambda S: np.arange(S) >= T),
+        ("first tile only masked", f"keys from {T} on ignore the mask",
+         lambda S: np.arange(S) >= T),
         ("last tile not masked", f"the last tile of {T} keys, full or not, ignores the mask",
          lambda S: (np.arange(S) >= (S - 1) // T * T) & (S > T)),
     ):  # fmt: skip
