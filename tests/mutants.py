@@ -13,7 +13,7 @@ from torch.nn import functional as F
 import attn
 import attn.torch
 from attn import conventions
-from attn.torch.bridge import as_numpy_function
+from attn.torch.check import as_numpy_function
 
 RNG = np.random.default_rng(7)
 

@@ -75,7 +75,7 @@ def main(arguments=None):
         function = find(address)
         if options.pop("torch"):
             # The judge knows no torch: who asks for tensors has it.
-            bridge = importlib.import_module("attn.torch.bridge")
+            bridge = importlib.import_module("attn.torch.check")
             function = bridge.as_numpy_function(function)
         if adapter:
             function = getattr(shapes, adapter)(function)

@@ -9,7 +9,7 @@ common (situations). Imports attn.attention besides the files of its own room.
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from attn import checks
+from attn import arguments
 from attn.attention import scaled_dot_product_attention
 from attn.check import outcomes as seen
 from attn.check.bugs import BUGS, COMMON
@@ -124,8 +124,8 @@ def check_attention(
     ):
         if value not in known:
             raise ValueError(f"{name}: expected one of {known}, got {value!r}")
-    checks.integer("multiple_of", multiple_of, 1)
-    checks.integer("seed", seed, 0)
+    arguments.integer("multiple_of", multiple_of, 1)
+    arguments.integer("seed", seed, 0)
     space = Space(bool(grouped), bool(masks), bool(square), int(multiple_of), dtype)
     hidden = convention == "is hidden"
     with_mask = masks or takes_a_mask(function)

@@ -96,8 +96,9 @@ def _short_queries(T):
 
 
 def _of(T):
-    yield ("output not rescaled between tiles", f"with tiles of {T} keys, the running output "
-           "keeps its old scale when the maximum grows", _blocks(T, shrink_output=False))  # fmt: skip
+    yield ("output not rescaled between tiles", f"with tiles of {T} keys, the running output keeps "
+           "its old scale when the maximum grows",
+           _blocks(T, shrink_output=False))  # fmt: skip
     yield ("sum not rescaled between tiles", f"with tiles of {T} keys, the running sum keeps "
            "its old scale when the maximum grows", _blocks(T, shrink_sum=False))  # fmt: skip
     yield ("nothing rescaled between tiles", f"with tiles of {T} keys, running sum and output keep "

@@ -22,7 +22,7 @@ from attn.masks import (
 from attn.torch.additive import AdditiveAttention, additive_weights, luong_scores
 from attn.torch.attention import attention_weights, scaled_dot_product_attention, softmax
 from attn.torch.blockwise import blockwise_attention, merge_attention
-from attn.torch.bridge import as_numpy_function
+from attn.torch.check import as_numpy_function
 from attn.torch.fused import fused_attention, fused_path
 from attn.torch.heads import (
     MultiHeadAttention,

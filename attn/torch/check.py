@@ -1,4 +1,4 @@
-"""The bridge from functions of tensors to functions of arrays, which attn.check calls."""
+"""Let the judge of attn.check try functions of tensors."""
 
 import functools
 
