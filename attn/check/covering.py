@@ -8,9 +8,9 @@ pairs takes little more than the product of the two largest. Imports nothing fro
     >>> for row in rows:
     ...     print(*row.values())
     none 1 1
-    causal 2 1
-    causal 1 3
     none 2 3
+    causal 1 3
+    causal 2 1
 
 Source: the method of adding the row that covers most new pairs, AETG: Cohen, Dalal, Fredman &
 Patton (1997), IEEE Transactions on Software Engineering 23 (7).

@@ -31,7 +31,6 @@ ADAPTERS = {
     "first_output": adapters.first_output,
 }
 MOST_OPTIONS = 4
-HOPELESS = 60  # calls that fail one after another: no more are made
 
 
 def without_output(function, evidence, silent, space, seed, hidden):
@@ -88,13 +87,11 @@ def _silent(function, space, seed, hidden, most=None):
     """The trials of a space that have no output, or the first few of them."""
     with_mask = takes_a_mask(function)
     found = []
-    for tried, trial in enumerate(make_trials(space, seed), start=1):
+    for trial in make_trials(space, seed):
         outcome = observe(function, trial.operands, hidden=hidden, with_mask=with_mask)
         found += [trial] * (outcome.output is None)
         if len(found) == most:
             break
-        if len(found) == tried == HOPELESS:
-            return make_trials(space, seed)
     return found
 
 

@@ -210,7 +210,7 @@ def _content(kind, rng, B, H, L, S):
         cuts = 1 + turn % max(1, S // 2)  # the first token of the second document
         return every & ((queries >= cuts) == (keys >= cuts))
     if kind == "empty sequence":
-        right[-1] = False
+        right[0] = False
         return right
     return (
         every
