@@ -6,9 +6,10 @@ every test once and writes down the lines of attn that it comes by, so that a fa
 tests that run its statement, those of the file's own name first, the quick before the slow.
 
 A fault is killed when a test is red, when a test takes many times as long as it should, or when
-the process dies. What survives is either known to change nothing (equivalents.toml says why), or
-wants a test. Left out, and named in the table: tests of the book's pages and tools, tests that
-start a process, tests that call torch.compile.
+the process dies. It is unreached when no test that is run here comes by its statement, and it has
+survived when all that do stay green: it is then either known to change nothing (equivalents.toml
+says why), or wants a test. Left out, and named in the table: tests of the book's pages and tools,
+tests that start a process, tests that call torch.compile.
 """
 
 import argparse
@@ -54,7 +55,7 @@ OPTIONS = [
     "-x", "-q", "--rootdir=.", "-p", "no:cacheprovider",
     "-W", "ignore::pytest.PytestAssertRewriteWarning",
 ]  # fmt: skip
-PATIENCE = 15, 6  # a test may take so many seconds, and so many times its own time, more
+PATIENCE = 20, 10  # a test may take so many seconds, and so many times its own time, more
 LOADING = 120  # seconds that importing and collecting one test file may take
 MEMORY = 8 << 30  # bytes a fault may ask for, above what the libraries hold
 
@@ -108,34 +109,31 @@ class Chosen:
             self.tell(red=f"collecting {report.nodeid or 'the tests'}")
 
 
+def follower(lines):
+    """What Python calls for each line of a function: it adds the line's number."""
+
+    def follow(frame, event, arg):
+        lines.add(frame.f_lineno)
+        return follow
+
+    return follow
+
+
 class Reach:
     """A plugin of pytest: writes down which lines of the package each test comes by."""
 
     def __init__(self, root, package):
-        names = {str(path): str(path.relative_to(root)) for path in modules(root, package)}
-        self.lines = {name: set() for name in names.values()}
-        local = {path: self.follower(self.lines[name]) for path, name in names.items()}
-        self.trace = lambda frame, event, arg: local.get(frame.f_code.co_filename)
+        files = [path.relative_to(root) for path in modules(root, package)]
+        self.lines = {str(file): set() for file in files}
+        self.followers = {str(root / file): follower(self.lines[str(file)]) for file in files}
         self.shared, self.tests = {}, {}
-
-    @staticmethod
-    def follower(lines):
-        def follow(frame, event, arg):
-            lines.add(frame.f_lineno)
-            return follow
-
-        def enter(frame, event, arg):
-            lines.add(frame.f_lineno)
-            return follow
-
-        return enter
 
     def start(self):
         threading.settrace(self.enter)
         sys.settrace(self.enter)
 
     def enter(self, frame, event, arg):
-        follow = self.trace(frame, event, arg)
+        follow = self.followers.get(frame.f_code.co_filename)
         return follow and follow(frame, event, arg)
 
     def take(self, into):
@@ -147,6 +145,7 @@ class Reach:
     def pytest_runtest_logstart(self, nodeid):
         self.take(self.shared)  # collecting, or what a fixture of the file tore down
         self.tests[nodeid] = {"seconds": 0.0, "outcome": "passed", "reach": {}}
+        self.began = time.process_time()  # other work on the machine does not count
 
     def pytest_runtest_logreport(self, report):
         if report.when == "setup":  # a fixture may serve the whole file
@@ -157,7 +156,7 @@ class Reach:
                     into.setdefault(name, set()).update(lines)
         test = self.tests[report.nodeid]
         self.take(test["reach"])
-        test["seconds"] += report.duration
+        test["seconds"] = round(time.process_time() - self.began, 4)
         if report.outcome != "passed":
             test["outcome"] = report.outcome
             test["why"] = str(report.longrepr)[-300:]
@@ -315,8 +314,8 @@ def digest(root, package):
 def run_children(tasks, jobs, loading, limit, done):
     """Run each (key, root, work) in a child of its own, `jobs` at a time.
 
-    Then comes `done(key, events, ending)`. A child has `loading` seconds until it tells its first
-    event, and `limit(event)` from any event to the next.
+    Then comes `done(key, events, ending, seconds of processor time)`. A child has `loading` seconds
+    until it tells its first event, and `limit(event)` from any event to the next.
     """
     waiting, running = iter(tasks), {}
 
@@ -331,11 +330,11 @@ def run_children(tasks, jobs, loading, limit, done):
         key, child, _, events, _ = running.pop(pipe)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child, signal.SIGKILL)
-        _, status = os.waitpid(child, 0)
+        _, status, used = os.wait4(child, 0)
         os.close(pipe)
         start()
         ending = "late" if late else signal.Signals(status & 127).name if status & 127 else "ended"
-        done(key, events, ending)
+        done(key, events, ending, used.ru_utime + used.ru_stime)
 
     try:
         for _ in range(jobs):
@@ -368,7 +367,7 @@ def first_pass(root, package, jobs, cache, say):
     if cache.exists() and (old := json.loads(cache.read_text()))["digest"] == kept["digest"]:
         kept = old
 
-    def done(key, events, ending):
+    def done(key, events, ending, seconds):
         kind, name = key
         if kind == "doctests":
             kept["doctests"][name] = bool(events and events[-1].get("green"))
@@ -376,7 +375,6 @@ def first_pass(root, package, jobs, cache, say):
             raise SystemExit(f"{name} could not be run without a fault: {events[-1:]} {ending}")
         else:
             kept["files"][name] = events[-1]
-            seconds = sum(test["seconds"] for test in events[-1]["tests"].values())
             say(f"first pass: {name}, {len(events[-1]['tests'])} tests, {seconds:.0f} s")
         write(cache, kept)
 
@@ -484,7 +482,7 @@ def campaign(root, package, drawn, reach, *, budget, jobs, out, meta, again=Fals
     results = {}
     if out.exists():
         for row in json.loads(out.read_text(encoding="utf-8"))["faults"]:
-            if not (again and row["outcome"] == "survived"):
+            if not (again and row["outcome"] in ("survived", "unreached")):
                 results[tuple(row[name] for name in names)] = row
     results = {key: results[key] for key in keys if key in results}
     equivalents = known_equivalents(root / "mutation" / "equivalents.toml")
@@ -506,18 +504,20 @@ def campaign(root, package, drawn, reach, *, budget, jobs, out, meta, again=Fals
                 continue
             plan, reaching = plan_for(fault, reach, budget)
             chosen = sum(len(tests) for _, tests in plan)
-            launched[key] = time.monotonic(), chosen, reaching
+            launched[key] = chosen, reaching
             yield key, root, attack(root, package, fault, plan, reach["doctests"][fault.file])
 
     def save():
         rows = [results[key] for key in keys if key in results]
         write(out, {**meta, "left out": left_out(reach), "faults": rows})
 
-    def done(key, events, ending):
+    def done(key, events, ending, seconds):
         outcome, by = verdict(events, ending)
-        start, chosen, reaching = launched[key]
+        chosen, reaching = launched[key]
+        if outcome == "survived" and not reaching:
+            outcome = "unreached"
         row = dict(zip(names, key, strict=True))
-        row |= {"outcome": outcome, "by": by, "seconds": round(time.monotonic() - start, 1)}
+        row |= {"outcome": outcome, "by": by, "seconds": round(seconds, 1)}
         row |= {"tests": chosen, "reaching": reaching}
         results[key] = row
         save()
@@ -536,7 +536,7 @@ def campaign(root, package, drawn, reach, *, budget, jobs, out, meta, again=Fals
     return [results[key] for key in keys]
 
 
-OUTCOMES = ("killed", "timed out", "survived", "equivalent")
+OUTCOMES = ("killed", "timed out", "survived", "unreached", "equivalent")
 
 
 def table(rows, kept_out):
@@ -547,9 +547,11 @@ def table(rows, kept_out):
         count = Counter(row["outcome"] for row in rows if file in ("all", row["file"]))
         numbers = "".join(f"{count[name]:>12}" for name in OUTCOMES)
         lines.append(f"{file:36}{sum(count.values()):>9}{numbers}")
+    seconds = sum(row["seconds"] for row in rows) / max(len(rows), 1)
+    lines.append(f"\n{seconds:.1f} seconds of processor time for each fault")
     lines.append("\nSurvivors (tests run, of those that reach the statement):")
     for row in rows:
-        if row["outcome"] == "survived":
+        if row["outcome"] in ("survived", "unreached"):
             asked = f"{row['tests']}/{row['reaching']}"
             lines.append(f"{row['file']}:{row['line']} {row['kind']} ({asked})")
             lines += [f"    - {line}" for line in row["was"].splitlines()]
@@ -567,7 +569,7 @@ def main(arguments=None):
     parser.add_argument("--seed", type=int, default=0, help="which faults are drawn")
     parser.add_argument("--only", metavar="FILE", help="plant in the files with this in their path")
     parser.add_argument("--jobs", type=int, default=1, help="faults at a time")
-    parser.add_argument("--budget", type=float, default=40, help="seconds of tests for a fault")
+    parser.add_argument("--budget", type=float, default=15, help="seconds of tests for a fault")
     parser.add_argument("--again", action="store_true", help="plant once more what has survived")
     parser.add_argument("--list", action="store_true", help="show the faults, plant none")
     parser.add_argument("--root", type=Path, default=HERE.parent, help=argparse.SUPPRESS)
@@ -608,6 +610,8 @@ def prepare(root, libraries):
     for name in libraries.split():
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+    with contextlib.suppress(ImportError):  # looks for libraries by a process, once
+        importlib.import_module("threadpoolctl").ThreadpoolController()
     from hypothesis import HealthCheck, Phase, settings
 
     settings.register_profile(  # the same examples for every fault, and no time for smaller ones

@@ -114,12 +114,12 @@ def test_a_fault_is_killed_or_survives_and_is_not_planted_twice(tmp_path):
         'def above(x, low: int = 2) -> "1 + 1":': "killed",
         'def above(x, low: int = 4) -> "1 + 1":': "killed",
         "if x <= low:": "equivalent",
-        "pass": "survived",
+        "pass": "unreached",
         "return x + low": "killed",
         "return low - x": "killed",
     }
     assert {row["by"] for row in rows} == {None, "tests/test_steps.py::test_above"}
-    assert "[6/6] killed 4 · survived 2" in first
+    assert "[6/6] killed 4 · survived 1 · unreached 1" in first
     assert '    - raise ValueError(f"{x} < {low - 0}")\n    + pass\n' in first
     again = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert "/6]" not in again
