@@ -41,8 +41,11 @@ def call(query, key, value, mask, *, bias, scale, softcap, sink, q_offset):
     size = arguments.sizes(**{f"{name}_shape": x.shape for name, x in given.items()})
     arguments.options(
         size, mask, bias=bias, scale=scale, softcap=softcap, sink=sink, q_offset=q_offset,
-        read_values=True, kind=np.ndarray, dtype=dtype_name(query),
+        read_values=True, kind=np.ndarray,
     )  # fmt: skip
+
+    scale = default_scale(size.D) if scale is None else scale
+    scale, softcap = arguments.saturated(scale, softcap, dtype_name(query))
 
     def slots(x, heads):
         return np.asarray(x).reshape(size.B, heads, *x.shape[-2:])
@@ -55,8 +58,8 @@ def call(query, key, value, mask, *, bias, scale, softcap, sink, q_offset):
         lay(mask, size, q_offset),
         None,
         None if bias is None else four_axes(bias, size),
-        default_scale(size.D) if scale is None else float(scale),
-        None if softcap is None else float(softcap),
+        scale,
+        softcap,
         None if sink is None else narrowed(sink, working_dtype(query.dtype)),
     )
 

@@ -35,6 +35,7 @@ from attn.arguments.values import (
     per_row,
     plain,
     rank,
+    saturated,
 )
 
 __all__ = [
@@ -58,5 +59,6 @@ __all__ = [
     "positions",
     "rank",
     "results",
+    "saturated",
     "sizes",
 ]

@@ -8,7 +8,7 @@ do (NaN in a bias, a length beyond the keys) run only where `read_values` is tru
 import math
 from typing import NamedTuple
 
-from attn.arguments.values import FLOAT_DTYPES, held, number, offset, one_library, plain
+from attn.arguments.values import FLOAT_DTYPES, number, offset, one_library, plain
 from attn.arrays import dtype_name, is_tensor
 
 NO_VALUE = object()  # stands where attention_weights has no value; None there is a mistake
@@ -75,22 +75,16 @@ def sizes(query_shape, key_shape, value_shape=None):
     return Sizes(batch, math.prod(batch), H, Hkv, L, S, D, Dv)
 
 
-def options(
-    size, given, *, bias, scale, softcap, sink, q_offset, read_values, kind=None, dtype=None
-):
+def options(size, given, *, bias, scale, softcap, sink, q_offset, read_values, kind=None):
     """Everything of a call that is not one of the three operands; `given` is the mask.
 
-    `kind` as in one_library; `dtype` is the name of the operands' dtype, which scale and softcap
-    have to fit into.
+    `kind` as in one_library.
     """
     for name, array in {"mask": given, "bias": bias, "sink": sink}.items():
         if kind is not None and hasattr(array, "dtype"):
             one_library(kind, name, array)
-    scale = None if is_learned(scale, kind) else scale
-    for name, value in {"scale": scale, "softcap": softcap}.items():
-        number(name, value)
-        if value is not None and dtype is not None:
-            held(name, value, dtype)
+    number("scale", None if is_learned(scale, kind) else scale)
+    number("softcap", softcap)
     if softcap is not None and softcap <= 0:
         raise ValueError(f"softcap: expected a finite number > 0, or None for off, got {softcap}")
     mask(size, given, q_offset=q_offset, read_values=read_values)

@@ -11,10 +11,10 @@ import numpy as np
 from attn.arrays import dtype_name
 
 FLOAT_DTYPES = ("float16", "bfloat16", "float32", "float64")
-# The smallest and the largest number above 0 of the two dtypes that calls are worked out in.
+# The smallest normal and the largest number of the two dtypes that calls are worked out in.
 RANGES = {
-    "float32": (2.0**-149, (2 - 2**-23) * 2.0**127),
-    "float64": (2.0**-1074, sys.float_info.max),
+    "float32": (2.0**-126, (2 - 2**-23) * 2.0**127),
+    "float64": (sys.float_info.min, sys.float_info.max),
 }
 # Positions further out could leave int64 as soon as two of them are subtracted.
 FURTHEST = 2**62
@@ -42,14 +42,20 @@ def number(name, value):
         raise ValueError(f"{name}: expected a number that float64 can hold, got one of {bits} bits")
     if not -math.inf < value < math.inf:
         raise ValueError(f"{name}: expected a finite number, got {value}")
+    if abs(value) > sys.float_info.max:  # a longdouble
+        raise ValueError(f"{name}: expected a number that float64 can hold, got {value}")
 
 
-def held(name, value, dtype):
-    """The dtype that a call with operands of `dtype` is worked out in can hold `value`."""
-    wide = "float64" if dtype == "float64" else "float32"
-    smallest, largest = RANGES[wide]
-    if value != 0 and not smallest <= abs(float(value)) <= largest:
-        raise ValueError(f"{name}: expected a number that {wide} can hold, got {value}")
+def saturated(scale, softcap, dtype):
+    """Scale and softcap within the dtype that a call with operands of `dtype` is worked out in.
+
+    Rounded to infinity or to 0 they would give NaN; a cap beyond every score is none.
+    """
+    smallest, largest = RANGES["float64" if dtype == "float64" else "float32"]
+    scale = max(-largest, min(float(scale), largest))
+    if softcap is None or softcap > largest:
+        return scale, None
+    return scale, max(smallest, float(softcap))
 
 
 def rank(name, shape, least, letters):
