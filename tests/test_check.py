@@ -335,8 +335,13 @@ def test_hints_are_tried_before_they_are_given():
 )  # fmt: skip
 def test_every_pair_of_levels_that_can_stand_together_does(space):
     factors = space.factors
-    held = {pair for trial in make_trials(space, 0) for pair in combinations(
-        sorted((name, level) for name, level in trial.row.items() if name in factors), 2)}
+    held = {
+        pair
+        for trial in make_trials(space, 0)
+        for pair in combinations(
+            sorted((name, level) for name, level in trial.row.items() if name in factors), 2
+        )
+    }
     joint = [name for name in factors if name in ("content", "lengths", "axes", "heads", "batch")]
     free = [name for name in factors if name not in joint]
     possible = set()

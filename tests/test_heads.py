@@ -219,7 +219,7 @@ def test_12_chunks_through_a_cache_equal_one_pass(backend):
 
 CACHED = {
     "context": dict(context=True), "offset": dict(q_offset=0), "mask": dict(mask=np.ones((3, 3))),
-    "stop": dict(mask=KeyPadding(9)), "bias": dict(bias=np.ones((3, 9))),
+    "stop": dict(mask=KeyPadding(-1)), "bias": dict(bias=np.ones((3, 9))),
     "library": dict(mask="other"),
 }  # fmt: skip
 

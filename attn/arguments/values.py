@@ -106,7 +106,6 @@ def arrays(kind, **named):
 
 def offset(q_offset, batch):
     """None, an int, or one int for each of the B batch rows."""
-    plain("q_offset", q_offset)
     if q_offset is None:
         return
     if isinstance(q_offset, (list, tuple)):
@@ -118,6 +117,7 @@ def offset(q_offset, batch):
     elif not dtype_name(q_offset).startswith(("int", "uint")):
         raise TypeError(f"q_offset: expected integers, got dtype {dtype_name(q_offset)}")
     else:
+        plain("q_offset", q_offset)
         if q_offset.shape != ():
             per_row("q_offset", q_offset.shape, batch)
         if isinstance(q_offset, np.ndarray) and q_offset.size:  # a tensor is not read here
