@@ -254,6 +254,11 @@ HEADS = [
         "(L, H·D) and (H, L, D) differ by a transpose; reshape alone mixes positions and heads.",
         ("heads split without the transpose", "each head gets pieces of other positions",
          _reads(_merged_then_cut)),
+        (
+            "heads split without the transpose",
+            "each head, of the keys and of the queries, gets pieces of other positions",
+            {"read": lambda *operands: right.share(*map(_merged_then_cut, operands))},
+        ),
         ("heads split without the transpose", "positions and heads of the inputs are mixed",
          _reads(_joined_then_split)),
         ("heads merged without the transpose", "positions and heads of the output are mixed",

@@ -230,6 +230,10 @@ REMOVALS = bugs(
      {"remove": lambda scores, keep: scores + keep}),
     ("0 times -inf", "(1 - mask)·(-inf) is NaN where the mask is True",
      {"remove": lambda scores, keep: scores + np.where(keep, np.nan, -np.inf)}),
+    ("0 times -inf", "(1 - mask)·(-inf) is NaN where the mask is True; so is an "
+     "empty row",
+     {"remove": lambda scores, keep: scores + np.where(keep, np.nan, -np.inf),
+      "peak": lambda scores, axis: scores.max(axis, keepdims=True)}),
     *_fills(),
 )  # fmt: skip
 
