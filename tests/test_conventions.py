@@ -126,26 +126,29 @@ def test_flash_windows_by_hand():
 # There and back
 
 
-def test_torch_sdpa_there_and_back(mask, kind):
-    mask = kind(mask)
-    same(conventions.from_torch_sdpa(conventions.to_torch_sdpa(mask)), mask)
-    same(conventions.from_torch_sdpa(conventions.to_additive(mask)), mask)
+def test_torch_sdpa_there_and_back(kind):
+    for mask in MASKS.values():
+        mask = kind(mask)
+        same(conventions.from_torch_sdpa(conventions.to_torch_sdpa(mask)), mask)
+        same(conventions.from_torch_sdpa(conventions.to_additive(mask)), mask)
 
 
-def test_additive_there_and_back(mask, kind):
-    mask = kind(mask)
-    for fill in (-INF, -1e9, -1e4):
-        same(conventions.from_additive(conventions.to_additive(mask, fill=fill)), mask)
-    dtype = torch.float16 if isinstance(mask, torch.Tensor) else np.float16
-    bias = conventions.to_additive(mask, dtype=dtype, fill=-65504.0)
-    assert bias.dtype == dtype
-    same(conventions.from_additive(bias), mask)
+def test_additive_there_and_back(kind):
+    for mask in MASKS.values():
+        mask = kind(mask)
+        for fill in (-INF, -1e9, -1e4):
+            same(conventions.from_additive(conventions.to_additive(mask, fill=fill)), mask)
+        dtype = torch.float16 if isinstance(mask, torch.Tensor) else np.float16
+        bias = conventions.to_additive(mask, dtype=dtype, fill=-65504.0)
+        assert bias.dtype == dtype
+        same(conventions.from_additive(bias), mask)
 
 
-def test_torch_mha_there_and_back(mask, kind):
-    mask = kind(mask)
-    masks = conventions.to_torch_mha(mask, num_heads=H)
-    same(conventions.from_torch_mha(**masks._asdict(), num_heads=H), mask)
+def test_torch_mha_there_and_back(kind):
+    for mask in MASKS.values():
+        mask = kind(mask)
+        masks = conventions.to_torch_mha(mask, num_heads=H)
+        same(conventions.from_torch_mha(**masks._asdict(), num_heads=H), mask)
 
 
 def test_keras_there_and_back(kind):
@@ -154,30 +157,67 @@ def test_keras_there_and_back(kind):
         same(conventions.from_keras(conventions.to_keras(mask)), mask)
 
 
-def test_jax_and_onnx_there_and_back(mask, kind):
-    mask = kind(mask)
-    same(conventions.from_jax(conventions.to_jax(mask)), mask)
-    same(conventions.from_onnx(conventions.to_onnx(mask)), mask)
+def test_jax_and_onnx_there_and_back(kind):
+    for mask in MASKS.values():
+        mask = kind(mask)
+        same(conventions.from_jax(conventions.to_jax(mask)), mask)
+        same(conventions.from_onnx(conventions.to_onnx(mask)), mask)
 
 
-def test_hugging_face_there_and_back(mask, kind):
-    mask = kind(mask)
-    same(conventions.from_hugging_face(conventions.to_hugging_face_4d(mask)), mask)
+def test_hugging_face_there_and_back(kind):
+    for mask in MASKS.values():
+        mask = kind(mask)
+        same(conventions.from_hugging_face(conventions.to_hugging_face_4d(mask)), mask)
     keys = kind(MASKS["keys"])
     two = conventions.to_hugging_face_2d(keys)
     assert two.shape == (B, S)
     same(conventions.from_hugging_face(two), keys)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float64", "bfloat16"])
-def test_hugging_face_hides_with_the_smallest_number_of_the_dtype(dtype):
-    """Semantic 1."""
-    mask = torch.tensor([[True, False]])
-    bias = conventions.to_hugging_face_4d(mask, dtype=getattr(torch, dtype))
-    assert bias[0, 0, 0, 1].item() == torch.finfo(getattr(torch, dtype)).min
-    if dtype != "bfloat16":
-        bias = conventions.to_hugging_face_4d(mask.numpy(), dtype=dtype)
-        assert bias[0, 0, 0, 1] == np.finfo(dtype).min
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+
+
+def spellings(name):
+    """A dtype as people write it: by its name, as a dtype or a class of either library."""
+    found = [name, getattr(torch, name)]
+    if name != "bfloat16":
+        found += [np.dtype(name), getattr(np, name)]
+    return [*found, float] if name == "float64" else found
+
+
+def test_a_dtype_may_be_written_in_every_way(kind):
+    """Semantic 1: the result belongs to the mask's library; hidden pairs hold its smallest number."""
+    mask, library = kind(np.array([[True, False]])), np if kind is np.asarray else torch
+    for name in FLOATS:
+        for dtype in [*spellings(name), *([None] if name == "float32" else [])]:
+            if library is np and name == "bfloat16":
+                with pytest.raises(
+                    TypeError, match=r"dtype: expected a float dtype of numpy .*bfl"
+                ):
+                    conventions.to_additive(mask, dtype=dtype)
+                continue
+            own = getattr(library, name)
+            four = conventions.to_hugging_face_4d(mask, dtype=dtype)
+            two = conventions.to_additive(mask, dtype=dtype)
+            assert four.dtype == two.dtype == own, dtype
+            assert four.flatten().tolist() == [0, float(library.finfo(own).min)], dtype
+            assert two.flatten().tolist() == [0, -INF], dtype
+
+
+def test_a_dtype_that_is_no_float_is_refused(kind):
+    mask = kind(np.array([[True, False]]))
+    for dtype in (int, bool, np.int32, "int64", torch.int64, "wide", "cpu", 3, ()):
+        for convert in (conventions.to_additive, conventions.to_hugging_face_4d):
+            with pytest.raises(TypeError, match=r"dtype: expected a float dtype of (numpy|torch) "):
+                convert(mask, dtype=dtype)
+
+
+def test_a_fill_has_to_fit_its_dtype(kind):
+    mask = kind(np.array([[True, False]]))
+    with pytest.raises(ValueError, match="fill: expected -inf or a number of at least -65504"):
+        conventions.to_additive(mask, dtype="float16", fill=-1e9)
+    with pytest.raises((TypeError, ValueError), match="fill: "):
+        conventions.to_additive(mask, fill="-inf")
 
 
 def test_flash_there_and_back():
@@ -363,61 +403,148 @@ def test_keras_itself(name):
 MASK = MASKS["pairs"]
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "says"),
-    [
-        (lambda c: c.from_torch_sdpa(MASK.astype(int)), TypeError, "attn_mask: .* got dtype int64"),
-        (lambda c: c.from_torch_sdpa([[True]]), TypeError, "attn_mask: expected a boolean array"),
-        (lambda c: c.to_torch_sdpa(MASK.astype(float)), TypeError, "mask: expected a boolean"),
-        (lambda c: c.to_additive(MASK.astype(float)), TypeError, "mask: expected a boolean"),
-        (lambda c: c.from_additive(MASK), TypeError, "bias: expected a float array"),
-        (lambda c: c.from_torch_mha(), ValueError, "got None for both"),
-        (lambda c: c.from_torch_mha(MASK), ValueError, r"attn_mask: expected shape \(L, S\)"),
-        (lambda c: c.from_torch_mha(MASK[0]), ValueError, "num_heads: expected .* B·H = 1"),
-        (
-            lambda c: c.from_torch_mha(MASKS["heads"][0], num_heads=2),
-            ValueError,
-            "num_heads: expected a number of heads that divides B·H = 3, .* got 2",
-        ),
-        (lambda c: c.from_torch_mha(None, MASK), ValueError, r"key_padding_mask: .* \(B, S\)"),
-        (lambda c: c.to_torch_mha(MASK[0], num_heads=1), ValueError, "mask: expected shape"),
-        (
-            lambda c: c.to_torch_mha(MASKS["heads"], num_heads=2),
-            ValueError,
-            "mask: expected 1 or num_heads = 2 heads, got 3",
-        ),
-        (
-            lambda c: c.to_torch_mha(MASKS["keys"], num_heads=2, batch=5),
-            ValueError,
-            "mask: expected 1 or batch = 5 batch rows, got 2",
-        ),
-        (lambda c: c.from_keras(), ValueError, "got None for all"),
-        (lambda c: c.from_keras(MASK), ValueError, r"attention_mask: expected shape \(B, L, S\)"),
-        (lambda c: c.from_keras(MASK[0] * 2), ValueError, "attention_mask: expected only 0 and 1"),
-        (lambda c: c.from_keras(query_mask=MASK), ValueError, r"query_mask: .* \(B, L\)"),
-        (lambda c: c.to_keras(MASKS["heads"]), ValueError, "one mask for all heads, got 3"),
-        (lambda c: c.from_jax(MASK[0]), ValueError, "mask: expected shape"),
-        (lambda c: c.from_onnx(MASK, k_len=3), ValueError, "k_len: expected at least the mask's 7"),
-        (lambda c: c.from_hugging_face(MASK[0]), ValueError, "attention_mask: expected shape"),
-        (lambda c: c.to_hugging_face_2d(MASK), ValueError, "the same keys from every query"),
-        (lambda c: c.from_flash_lengths([0.0, 2]), TypeError, "cu_seqlens_q: expected integers"),
-        (lambda c: c.from_flash_lengths([1, 2]), ValueError, "cu_seqlens_q: expected 0, n₁"),
-        (lambda c: c.from_flash_lengths([0, 2, 1]), ValueError, "cu_seqlens_q: expected 0, n₁"),
-        (
-            lambda c: c.from_flash_lengths([0, 2], [0, 1, 2]),
-            ValueError,
-            r"N \+ 1 = 2 entries, got 3",
-        ),
-        (lambda c: c.from_flash_window((-2, 0), 3, 3), ValueError, "window_size: .* at least -1"),
-        (lambda c: c.from_flash_window((1.0, 0), 3, 3), TypeError, "window_size: expected an int"),
-        (lambda c: c.to_flash_lengths(MASK), ValueError, "mask: expected sequences"),
-        (lambda c: c.to_flash_window(MASK), ValueError, "mask: expected a band"),
-        (lambda c: c.to_flash_window(MASKS["heads"]), ValueError, r"mask: expected shape \(L, S\)"),
-    ],
+REFUSED = (
+    (lambda c: c.from_torch_sdpa(MASK.astype(int)), TypeError, "attn_mask: .* got dtype int64"),
+    (lambda c: c.from_torch_sdpa([[True]]), TypeError, "attn_mask: expected a boolean array"),
+    (lambda c: c.to_torch_sdpa(MASK.astype(float)), TypeError, "mask: expected a boolean"),
+    (lambda c: c.to_additive(MASK.astype(float)), TypeError, "mask: expected a boolean"),
+    (lambda c: c.from_additive(MASK), TypeError, "bias: expected a float array"),
+    (lambda c: c.from_torch_mha(), ValueError, "got None for both"),
+    (lambda c: c.from_torch_mha(MASK), ValueError, r"attn_mask: expected shape \(L, S\)"),
+    (lambda c: c.from_torch_mha(MASK[0]), ValueError, "num_heads: expected .* B·H = 1"),
+    (
+        lambda c: c.from_torch_mha(MASKS["heads"][0], num_heads=2),
+        ValueError,
+        "num_heads: expected a number of heads that divides B·H = 3, .* got 2",
+    ),
+    (lambda c: c.from_torch_mha(None, MASK), ValueError, r"key_padding_mask: .* \(B, S\)"),
+    (lambda c: c.to_torch_mha(MASK[0], num_heads=1), ValueError, "mask: expected shape"),
+    (
+        lambda c: c.to_torch_mha(MASKS["heads"], num_heads=2),
+        ValueError,
+        "mask: expected 1 or num_heads = 2 heads, got 3",
+    ),
+    (
+        lambda c: c.to_torch_mha(MASKS["keys"], num_heads=2, batch=5),
+        ValueError,
+        "mask: expected 1 or batch = 5 batch rows, got 2",
+    ),
+    (lambda c: c.from_keras(), ValueError, "got None for all"),
+    (lambda c: c.from_keras(MASK), ValueError, r"attention_mask: expected shape \(B, L, S\)"),
+    (lambda c: c.from_keras(MASK[0] * 2), ValueError, "attention_mask: expected only 0 and 1"),
+    (lambda c: c.from_keras(query_mask=MASK), ValueError, r"query_mask: .* \(B, L\)"),
+    (lambda c: c.to_keras(MASKS["heads"]), ValueError, "one mask for all heads, got 3"),
+    (lambda c: c.from_jax(MASK[0]), ValueError, "mask: expected shape"),
+    (lambda c: c.from_onnx(MASK, k_len=3), ValueError, "k_len: expected at least the mask's 7"),
+    (lambda c: c.from_hugging_face(MASK[0]), ValueError, "attention_mask: expected shape"),
+    (lambda c: c.to_hugging_face_2d(MASK), ValueError, "the same keys from every query"),
+    (lambda c: c.from_flash_lengths([0.0, 2]), TypeError, "cu_seqlens_q: expected integers"),
+    (lambda c: c.from_flash_lengths([1, 2]), ValueError, "cu_seqlens_q: expected 0, n₁"),
+    (lambda c: c.from_flash_lengths([0, 2, 1]), ValueError, "cu_seqlens_q: expected 0, n₁"),
+    (
+        lambda c: c.from_flash_lengths([0, 2], [0, 1, 2]),
+        ValueError,
+        r"N \+ 1 = 2 entries, got 3",
+    ),
+    (lambda c: c.from_flash_window((-2, 0), 3, 3), ValueError, "window_size: .* at least -1"),
+    (lambda c: c.from_flash_window((1.0, 0), 3, 3), TypeError, "window_size: expected an int"),
+    (lambda c: c.to_flash_lengths(MASK), ValueError, "mask: expected sequences"),
+    (lambda c: c.to_flash_window(MASK), ValueError, "mask: expected a band"),
+    (lambda c: c.to_flash_window(MASKS["heads"]), ValueError, r"mask: expected shape \(L, S\)"),
 )
-def test_what_does_not_fit_is_refused(call, error, says):
-    with pytest.raises(error, match=says):
-        call(conventions)
+
+
+def test_what_does_not_fit_is_refused():
+    for call, error, says in REFUSED:
+        with pytest.raises(error, match=says):
+            call(conventions)
+
+
+def test_integers_are_refused_in_the_words_of_the_library_they_come_from():
+    """True means hidden in nn.MultiheadAttention: who follows the message must not invert it."""
+    numbers = np.array([[0, 0, 1]])
+    says = {}
+    for name in ("attn_mask", "key_padding_mask"):
+        with pytest.raises(TypeError, match=f"{name}: ") as caught:
+            conventions.from_torch_mha(**{name: numbers})
+        says[name] = str(caught.value)
+        assert "True = hidden" in says[name]
+        assert "mask != 0 where 1 means hidden, mask == 0 where it means may attend" in says[name]
+    for read in (conventions.from_torch_sdpa, conventions.from_onnx, conventions.from_jax):
+        with pytest.raises(
+            TypeError,
+            match="True = may attend, got dtype int64: write mask != 0 "
+            "where 1 means may attend, mask == 0 where it means hidden",
+        ):
+            read(numbers)
+
+
+def test_floats_are_refused_by_the_name_of_their_argument():
+    """Numbers that are no mask: the message names what was passed, not attn's own bias."""
+    bias = np.full((1, 1, 2, 2), -3.0)
+    reads = {
+        "attn_mask": (conventions.from_torch_sdpa, conventions.from_onnx),
+        "attention_mask": (conventions.from_hugging_face,),
+    }
+    reads["attn_mask"] += (lambda x: conventions.from_torch_mha(x[0, 0]),)
+    reads["key_padding_mask"] = (lambda x: conventions.from_torch_mha(None, x[0, 0]),)
+    for name, functions in reads.items():
+        for read in functions:
+            with pytest.raises(ValueError, match=f"^{name}: expected 0 .*pass it as bias="):
+                read(bias)
+
+
+def test_lists_are_read_where_their_numbers_can_only_mean_one_thing():
+    """Tokenizers return lists of 0 and 1; a list of booleans could be either of two conventions."""
+    assert conventions.from_hugging_face([[0, 1, 1]]).astype(int).tolist() == [[[[0, 1, 1]]]]
+    assert conventions.from_keras(value_mask=[[1, 0]]).astype(int).tolist() == [[[[1, 0]]]]
+
+
+ODD = {
+    "None": None, "a number": 3, "a list": [[True]], "a ragged list": [[1, 0], [1]], "text": "mask",
+    "a rule": Causal(), "0-d": np.array(True), "1-d": np.array([True, False]),
+    "6-d": np.ones((1,) * 6, bool), "integers": np.array([[0, 1]]), "others": np.array([[0, 3]]),
+    "floats": np.array([[0.5, 0.0]]), "NaN": np.array([[np.nan]]), "words": np.array([["a"]]),
+    "objects": np.array([[None]]), "complex": np.array([[1j]]), "empty": np.ones((0, 0), bool),
+    "masked": np.ma.array([[True, False]], mask=[[True, False]]), "a tensor": torch.ones(2, 3),
+    "integer tensor": torch.tensor([[0, 1]]), "six": np.ones((6, 5, 7), bool), "True": True,
+}  # fmt: skip
+TAKEN = {
+    "from_torch_sdpa": ["attn_mask"], "from_torch_mha": ["attn_mask", "key_padding_mask"],
+    "from_keras": ["attention_mask", "query_mask", "value_mask", "key_mask"],
+    "from_jax": ["mask"], "from_onnx": ["attn_mask"], "from_hugging_face": ["attention_mask"],
+    "from_additive": ["bias"], "from_flash_lengths": ["cu_seqlens_q", "cu_seqlens_k"],
+    "from_flash_window": ["window_size", "q_len", "k_len"],
+    "to_torch_sdpa": ["mask"], "to_torch_mha": ["mask", "num_heads", "batch"],
+    "to_keras": ["mask"], "to_jax": ["mask"], "to_onnx": ["mask"], "to_additive": ["mask"],
+    "to_hugging_face_2d": ["mask"], "to_hugging_face_4d": ["mask"], "to_flash_lengths": ["mask"],
+    "to_flash_window": ["mask"],
+}  # fmt: skip
+BESIDE = {
+    "from_torch_mha": {"attn_mask": MASKS["pairs"][0, 0], "num_heads": 3},
+    "from_keras": {"attention_mask": MASKS["batch"][:, 0]},
+    "from_flash_lengths": {"cu_seqlens_q": [0, 1, 2]},
+    "from_flash_window": {"window_size": (1, 1), "q_len": 2, "k_len": 2},
+    "to_torch_mha": {"mask": MASKS["all axes"], "num_heads": H},
+    "from_onnx": {"k_len": 9},
+}
+
+
+def test_odd_arguments_are_read_or_refused_by_name():
+    """Every converter, every argument, one odd value at a time: never an error from inside."""
+    assert set(TAKEN) == {x for x in conventions.__all__ if x.islower()}
+    raw = []
+    for name, taken in TAKEN.items():
+        for argument in taken:
+            for what, odd in ODD.items():
+                given = {**BESIDE.get(name, {}), argument: odd}
+                try:
+                    getattr(conventions, name)(**given)
+                except Exception as error:
+                    named = str(error).startswith((*taken, "num_heads", "k_len"))
+                    if not (isinstance(error, (TypeError, ValueError)) and named):
+                        raw.append((name, argument, what, repr(error)))
+    assert raw == []
 
 
 def test_the_heads_of_a_mask_may_be_written_out():

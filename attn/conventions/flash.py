@@ -6,6 +6,7 @@ Part of attn.conventions.
 import numpy as np
 
 from attn import arguments
+from attn.arrays import to_numpy
 from attn.conventions import forms
 
 
@@ -41,6 +42,7 @@ def from_flash_lengths(cu_seqlens_q, cu_seqlens_k=None, *, window_size=(-1, -1),
            [0, 1, 1],
            [0, 1, 1]])
     """
+    window_size = _window(window_size)
     starts_q = _starts("cu_seqlens_q", cu_seqlens_q)
     starts_k = starts_q if cu_seqlens_k is None else _starts("cu_seqlens_k", cu_seqlens_k)
     if len(starts_q) != len(starts_k):
@@ -56,9 +58,13 @@ def from_flash_lengths(cu_seqlens_q, cu_seqlens_k=None, *, window_size=(-1, -1),
 
 
 def _starts(name, values):
-    values = np.asarray(values)
+    try:
+        values = to_numpy(values)
+    except ValueError:
+        raise ValueError(f"{name}: expected integers of shape (N + 1,), got {values!r}") from None
     if values.dtype.kind not in "iu":
         raise TypeError(f"{name}: expected integers, got dtype {values.dtype}")
+    values = values.astype(np.int64)  # unsigned ones would never fall
     if values.ndim != 1 or not len(values) or values[0] != 0 or (np.diff(values) < 0).any():
         raise ValueError(f"{name}: expected 0, n₁, n₁ + n₂, … of shape (N + 1,), got {values}")
     return values
@@ -131,9 +137,9 @@ def from_flash_window(window_size, q_len, k_len, *, causal=False):
     array([[0, 1, 1, 0],
            [0, 0, 1, 1]])
     """
-    left, right = window_size
-    for reach in (left, right):
-        arguments.integer("window_size", reach, low=-1)
+    left, right = _window(window_size)
+    for name, length in (("q_len", q_len), ("k_len", k_len)):
+        arguments.integer(name, length, low=0)
     right = 0 if causal else right
     ahead = np.arange(k_len) - (np.arange(q_len)[:, None] + k_len - q_len)  # (L, S)
     mask = np.ones((q_len, k_len), bool)
@@ -142,6 +148,18 @@ def from_flash_window(window_size, q_len, k_len, *, causal=False):
     if right >= 0:
         mask &= ahead <= right
     return mask[None, None]
+
+
+def _window(window_size):
+    try:
+        left, right = window_size
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"window_size: expected (left, right), two ints, got {window_size!r}"
+        ) from None
+    for reach in (left, right):
+        arguments.integer("window_size", reach, low=-1)
+    return left, right
 
 
 def to_flash_window(mask):
@@ -180,7 +198,7 @@ def to_flash_window(mask):
 
 
 def _two_axes(mask):
-    mask = np.asarray(forms.boolean("mask", mask))
+    mask = to_numpy(forms.boolean("mask", mask))
     if mask.ndim not in (2, 4) or (mask.ndim == 4 and mask.shape[:2] != (1, 1)):
         raise ValueError(f"mask: expected shape (L, S) or (1, 1, L, S), got {mask.shape}")
     return mask.reshape(mask.shape[-2:])

@@ -3,6 +3,7 @@
 Part of attn.conventions.
 """
 
+from attn.arrays import library
 from attn.conventions import forms
 
 
@@ -12,8 +13,8 @@ def from_hugging_face(attention_mask):
     Parameters
     ----------
     attention_mask : array
-        (B, S) of bool or 0/1: 1 = token, 0 = padding. Or (B, 1|H, L, S): bool or 0/1, True = may
-        attend; or float and added to the scores.
+        (B, S) of bool or 0/1, also as lists: 1 = token, 0 = padding. Or (B, 1|H, L, S): bool or
+        0/1, True = may attend; or float and added to the scores.
 
     Returns
     -------
@@ -34,10 +35,11 @@ def from_hugging_face(attention_mask):
     >>> from_hugging_face(np.array([[0, 1, 1]])).astype(int)
     array([[[[0, 1, 1]]]])
     """
-    forms.rank("attention_mask", attention_mask, 2, 4, letters="(B, S) or (B, 1|H, L, S)")
-    if attention_mask.ndim == 2:
-        return forms.zeros_and_ones("attention_mask", attention_mask)[:, None, None]
-    return forms.float_or(forms.zeros_and_ones, "attention_mask", attention_mask)
+    letters = "(B, S) or (B, 1|H, L, S)"
+    mask = forms.rank("attention_mask", attention_mask, 2, 4, letters=letters)
+    if mask.ndim == 2:
+        return forms.zeros_and_ones("attention_mask", mask)[:, None, None]
+    return forms.float_or(forms.zeros_and_ones, "attention_mask", mask)
 
 
 def to_hugging_face_2d(mask):
@@ -79,8 +81,8 @@ def to_hugging_face_4d(mask, *, dtype=None):
     ----------
     mask : array of bool, shape (…, L, S)
     dtype : dtype, optional
-        The model's; float32 unless given. Hidden pairs hold its smallest number, as in
-        transformers: an empty row becomes a mean.
+        The model's, as in to_additive; float32 unless given. Hidden pairs hold its smallest
+        number, as in transformers: an empty row becomes a mean.
 
     Returns
     -------
@@ -89,7 +91,7 @@ def to_hugging_face_4d(mask, *, dtype=None):
     Raises
     ------
     TypeError
-        The mask is not boolean.
+        The mask is not boolean, or the dtype no float dtype.
 
     Source: as from_hugging_face.
 
@@ -99,4 +101,6 @@ def to_hugging_face_4d(mask, *, dtype=None):
     >>> to_hugging_face_4d(np.array([[True, False]]))
     array([[[[ 0.0000000e+00, -3.4028235e+38]]]], dtype=float32)
     """
-    return forms.to_additive(forms.four_axes(mask), dtype=dtype, fill=forms.smallest(mask, dtype))
+    mask = forms.four_axes(forms.boolean("mask", mask))
+    dtype = forms.float_dtype(dtype, mask)
+    return forms.to_additive(mask, dtype=dtype, fill=float(library(mask).finfo(dtype).min))

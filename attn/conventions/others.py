@@ -12,6 +12,7 @@ def from_keras(attention_mask=None, query_mask=None, value_mask=None, key_mask=N
     Parameters
     ----------
     attention_mask : array of bool or 0/1, shape (B, L, S), optional
+        Lists do as well, for all four.
     query_mask, value_mask, key_mask : array of bool or 0/1, shapes (B, L), (B, S), (B, S), optional
         Which positions hold tokens. The layer hides padded queries too: their rows are empty.
 
@@ -36,17 +37,21 @@ def from_keras(attention_mask=None, query_mask=None, value_mask=None, key_mask=N
     if attention_mask is not None:
         seen = forms.zeros_and_ones("attention_mask", attention_mask)
         forms.rank("attention_mask", seen, 2, 3, letters="(B, L, S)")
-        parts.append(seen.reshape(-1, 1, *seen.shape[-2:]))
+        parts.append(("attention_mask", seen[(None,) * (3 - seen.ndim)][:, None]))
     for name, mask in dict(query_mask=query_mask, value_mask=value_mask, key_mask=key_mask).items():
         if mask is not None:
             seen = forms.zeros_and_ones(name, mask)
             forms.rank(name, seen, 2, letters="(B, L)" if name == "query_mask" else "(B, S)")
-            parts.append(seen[:, None, :, None] if name == "query_mask" else seen[:, None, None])
+            seen = seen[:, None, :, None] if name == "query_mask" else seen[:, None, None]
+            parts.append((name, seen))
     if not parts:
-        raise ValueError("expected at least one mask, got None for all")
-    mask = parts[0]
+        raise ValueError(
+            "attention_mask, query_mask, value_mask, key_mask: expected at least one mask, got "
+            "None for all"
+        )
+    name, mask = parts[0]
     for part in parts[1:]:
-        mask = mask & part
+        mask = forms.both((name, mask), part)
     return mask
 
 

@@ -5,6 +5,7 @@ Part of attn.conventions.
 
 from typing import Any, NamedTuple
 
+from attn import arguments
 from attn.conventions import forms
 
 
@@ -102,7 +103,9 @@ def from_torch_mha(attn_mask=None, key_padding_mask=None, num_heads=None):
     array([[[[1, 0]]]])
     """
     if attn_mask is None and key_padding_mask is None:
-        raise ValueError("expected attn_mask or key_padding_mask, got None for both")
+        raise ValueError("attn_mask, key_padding_mask: expected one of them, got None for both")
+    if num_heads is not None:
+        arguments.integer("num_heads", num_heads, low=1)
     parts = []
     if attn_mask is not None:
         forms.rank("attn_mask", attn_mask, 2, 3, letters="(L, S) or (B·H, L, S)")
@@ -114,16 +117,16 @@ def from_torch_mha(attn_mask=None, key_padding_mask=None, num_heads=None):
                     f"the first axis of attn_mask, got {num_heads}"
                 )
             seen = seen.reshape(-1, num_heads, *seen.shape[1:])
-        parts.append(forms.four_axes(seen))
+        parts.append(("attn_mask", forms.four_axes(seen)))
     if key_padding_mask is not None:
         forms.rank("key_padding_mask", key_padding_mask, 1, 2, letters="(B, S) or (S,)")
         seen = forms.float_or(_hidden, "key_padding_mask", key_padding_mask)
-        parts.append(seen.reshape(-1, 1, 1, seen.shape[-1]))
-    return parts[0] if len(parts) == 1 else parts[0] & parts[1]
+        parts.append(("key_padding_mask", seen[(None,) * (2 - seen.ndim)][:, None, None]))
+    return parts[0][1] if len(parts) == 1 else forms.both(*parts)
 
 
 def _hidden(name, mask):
-    return ~forms.boolean(name, mask)
+    return ~forms.boolean(name, mask, forms.IS_HIDDEN)
 
 
 def to_torch_mha(mask, *, num_heads, batch=None):
@@ -160,6 +163,9 @@ def to_torch_mha(mask, *, num_heads, batch=None):
     TorchMHAMasks(attn_mask=None, key_padding_mask=array([[False,  True]]))
     """
     forms.rank("mask", forms.boolean("mask", mask), 4, letters="(1|B, 1|H, 1|L, S)")
+    arguments.integer("num_heads", num_heads, low=1)
+    if batch is not None:
+        arguments.integer("batch", batch, low=0)
     B, H, L, S = mask.shape
     if H not in (1, num_heads):
         raise ValueError(f"mask: expected 1 or num_heads = {num_heads} heads, got {H}")
