@@ -6,12 +6,24 @@ Arrays of the whole sequence come in, each process takes its own rows, and NumPy
 import os
 import signal
 import time
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.utils.flop_counter import FlopCounterMode
 
-from attn.torch import Causal, RingTally, ring_attention, ring_positions
+from attn.torch import (
+    Causal,
+    Dilated,
+    KeyPadding,
+    Mask,
+    RingTally,
+    SameDocument,
+    SlidingWindow,
+    ring_attention,
+    ring_positions,
+)
 from attn.torch.ring import links
 
 REAL = dist.batch_isend_irecv
@@ -59,7 +71,80 @@ def answers(rank, processes, calls):
     monitor = {"wire": 0}
     count_bytes(monitor)
     found = {name: answer(rank, processes, call, monitor) for name, call in calls.items()}
-    return {"calls": found, "errors": refusals(rank), "subgroup": subgroup(rank, processes)}
+    return {
+        "calls": found,
+        "errors": refusals(rank),
+        "options": differing(rank),
+        "subgroup": subgroup(rank, processes),
+    }
+
+
+def pairs_of_options():
+    """(name of what differs, what most processes pass, what rank 1 passes), each one difference."""
+    ids = np.array([0, 0, 1, 1])
+    far = np.repeat(ids, 30)  # positions of six processes and more
+    return (
+        ("scale", {}, {"scale": 0.3}),
+        ("scale", {"scale": 0.5}, {"scale": 0.5 + 1e-12}),
+        ("softcap", {}, {"softcap": 5.0}),
+        ("softcap", {"softcap": 2}, {"softcap": 5}),
+        ("q_offset", {"mask": Causal()}, {"mask": Causal(), "q_offset": 1}),
+        ("q_offset", {"q_offset": [1, 1]}, {"q_offset": [1, 2]}),
+        ("block_size", {}, {"block_size": 2}),
+        ("mask", {}, {"mask": Causal()}),
+        ("mask", {"mask": Causal()}, {"mask": SlidingWindow(None)}),
+        ("mask", {"mask": SlidingWindow(1)}, {"mask": SlidingWindow(2)}),
+        ("mask", {"mask": SlidingWindow(1)}, {"mask": SlidingWindow(1, 1)}),
+        ("mask", {"mask": SlidingWindow(1)}, {"mask": SlidingWindow(1, None)}),
+        ("mask", {"mask": KeyPadding([3, 4])}, {"mask": KeyPadding([4, 3])}),
+        ("mask", {"mask": SameDocument(far)}, {"mask": SameDocument(far + (far > 0))}),
+        ("mask", {"mask": SameDocument(far)}, {"mask": SameDocument(far[None])}),
+        ("mask", {"mask": Causal() & Dilated(2)}, {"mask": Causal() & Dilated(3)}),
+        ("mask", {"mask": Causal() & Dilated(2)}, {"mask": Causal() | Dilated(2)}),
+        ("mask", {"mask": ~(Causal() & KeyPadding(3))}, {"mask": ~(Causal() & KeyPadding(4))}),
+        ("mask", {"mask": Chosen({1: (2, 3)})}, {"mask": Chosen({1: (2, 4)})}),
+    )
+
+
+def pairs_that_agree():
+    """The same call, written in two ways."""
+    far = np.repeat([0, 1], 60)
+    return (
+        ({}, {"scale": 0.5, "timeout": 29.0, "softcap": None, "tally": RingTally()}),
+        ({"scale": 0.0}, {"scale": -0.0}),
+        ({"scale": 2}, {"scale": np.float64(2)}),
+        ({"mask": Causal()}, {"mask": Causal(), "q_offset": 0}),
+        ({"q_offset": 3}, {"q_offset": [3, 3]}),
+        ({"q_offset": [3, 2]}, {"q_offset": torch.tensor([3, 2], dtype=torch.int32)}),
+        ({"block_size": np.int64(2)}, {"block_size": 2}),
+        ({"mask": KeyPadding(np.int64(3))}, {"mask": KeyPadding(3)}),
+        ({"mask": KeyPadding([3, 4])}, {"mask": KeyPadding(torch.tensor([3, 4]))}),
+        ({"mask": SameDocument(far)}, {"mask": SameDocument(torch.tensor(far).int())}),
+        ({"mask": Chosen(object())}, {"mask": Chosen(object())}),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Chosen(Mask):
+    """A rule of the user's own with a field that is neither a number nor an array."""
+
+    field: object
+    compares_positions = False
+
+    def __call__(self, b, h, q, k):
+        return k >= 0
+
+
+def differing(rank):
+    """What each process is told where rank 1 passes another option than the rest."""
+    x, found = torch.zeros(2, 2, 6, 4), []
+    for _, most, one in (*pairs_of_options(), *((None, *pair) for pair in pairs_that_agree())):
+        try:
+            ring_attention(x, x, x, **{"timeout": 30.0, **(one if rank == 1 else most)})
+            found.append(None)
+        except ValueError as error:
+            found.append(str(error))
+    return found
 
 
 def refusals(rank):

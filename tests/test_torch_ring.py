@@ -32,13 +32,14 @@ from attn.torch import (  # noqa: E402
     ring_positions,
     scaled_dot_product_attention,
 )
+from attn.torch.blockwise import EDGE  # noqa: E402
 from attn.torch.ring import links  # noqa: E402
 
 B, H, HKV, D, DV = 2, 6, 2, 5, 3
 NAMES = ("query", "key", "value")
 LAYOUTS = ("contiguous", "striped", "zigzag")
 X = torch.zeros(1, 2, 3, 4)
-LABEL = 10 * 8  # bytes: ten whole numbers say what has to be the same in all processes
+LABEL = 15 * 8  # bytes: fifteen whole numbers say what has to be the same in all processes
 
 
 def call(L, S, mask=None, dtype="float64", H=H, Hkv=HKV, **options):
@@ -225,6 +226,22 @@ def test_calls_that_differ_are_refused_everywhere_and_the_ring_goes_on(team):
     assert "the same layout in every process, got zigzag on rank 0 and striped" in first["layout"]
     assert "need of gradients in every process, got False on rank 0 and True" in first["gradients"]
     assert all(answer["errors"] == first for answer in team)
+
+
+def test_every_option_that_differs_is_refused_everywhere_and_named(team):
+    """A single option of rank 1 is another one; the same written in two ways is no difference."""
+    options = [name for name, _, _ in ring_workers.pairs_of_options()]
+    for answer in team:
+        said = answer["options"]
+        assert said == team[0]["options"]
+        assert said[len(options) :] == [None] * len(ring_workers.pairs_that_agree())
+        for name, words in zip(options, said, strict=False):
+            assert words is not None, name
+            assert f"expected the same {name} in every process, got " in words
+            assert re.search("got .+ on rank 0 and .+ on rank 1$", words)
+    assert "got 0.5 on rank 0 and 0.3 on rank 1" in said[0]
+    assert "got None on rank 0 and 5.0 on rank 1" in said[2]
+    assert f"got {EDGE} on rank 0 and 2 on rank 1" in said[6]
 
 
 def test_a_ring_of_some_processes(team):

@@ -1,6 +1,7 @@
 """Ring attention: one sequence over several processes, exact, with no process holding all of it.
 
-    attention   the public functions, and what is compared between the processes
+    attention   the public functions
+    labels      what has to be the same in every process
     steps       the steps forward and backward, as one operation of autograd
     links       a process and its two neighbours: send on, receive, within a time limit
     tiles       the queries of one process and a block of keys that visits it

@@ -12,15 +12,13 @@ import numpy as np
 import torch
 
 from attn import arguments
-from attn.arrays import dtype_name
 from attn.torch.blockwise import EDGE, blockwise_attention
 from attn.torch.masks import allowed_pairs, may_read_values
 from attn.torch.operands import check_call, default_scale
+from attn.torch.ring.labels import LAYOUTS, label_of
 from attn.torch.ring.links import agree, join
 from attn.torch.ring.steps import Plan, Ring
 from attn.torch.ring.tiles import rule_for, sides
-
-LAYOUTS = ("contiguous", "striped", "zigzag")
 
 
 @dataclass
@@ -102,8 +100,8 @@ def ring_attention(
     """Attention of this process's queries to the keys of all processes, and its lse.
 
     Every process of the group makes the same call with its own part, and goes backward where the
-    others do. Process r of P holds the positions ring_positions(P·L, P, layout=layout)[r], and the
-    rule speaks of those.
+    others do; calls that differ are refused in all of them. Process r of P holds the positions
+    ring_positions(P·L, P, layout=layout)[r], and the rule speaks of those.
 
     Parameters
     ----------
@@ -113,7 +111,8 @@ def ring_attention(
         S of the P·S keys.
     value : Tensor of shape (B, Hkv, S, Dv)
     mask : Mask, optional
-        The same rule in every process. An array is refused: it would be P·L by P·S.
+        The same rule in every process: compared by its class, its fields and the numbers in its
+        arrays. An array as mask is refused: it would be P·L by P·S.
     scale, softcap, q_offset
         As in attention_weights. There is no bias and no sink.
     layout : {"contiguous", "striped", "zigzag"}
@@ -140,7 +139,8 @@ def ring_attention(
     ------
     TypeError, ValueError
         As blockwise_attention, for P·L queries and P·S keys; an array as mask; a length that the
-        layout does not divide; calls that differ between processes.
+        layout does not divide; calls that differ between processes in sizes, dtype, need of
+        gradients, mask or any option but timeout and tally.
     RuntimeError
         There is no process group.
     ConnectionError
@@ -170,11 +170,12 @@ def ring_attention(
         for name, rows in (("query", size.L), ("key", size.S))
     )
     check_rule(mask, size, links.size, options, query.device)
-    agree(links, label_of(size, layout, query, key, value), WORDS, query.device)
-    if 0 in size[1:]:
-        return blockwise_attention(query, key, value, scale=scale, softcap=softcap)
     scale = default_scale(size.D) if scale is None else float(scale)
     softcap = None if softcap is None else float(softcap)
+    label = label_of(size, (query, key, value), mask, scale, softcap, q_offset, layout, edge)
+    agree(links, label, query.device)
+    if 0 in size[1:]:
+        return blockwise_attention(query, key, value, scale=scale, softcap=softcap)
     plan = Plan(
         links, rule_for(mask, q_offset, size), queries[links.rank], keys, size, scale, softcap
     )
@@ -209,15 +210,3 @@ def check_rule(mask, size, P, options, device):
     )
     if mask is not None and 0 not in size[1:]:
         allowed_pairs(mask, 1, 1, 0, size.B, size.H, device)
-
-
-WORDS = {"dtype": arguments.FLOAT_DTYPES, "layout": LAYOUTS, "need of gradients": (False, True)}
-
-
-def label_of(size, layout, *operands):
-    """What has to be the same in every process, as whole numbers."""
-    label = {letter: getattr(size, letter) for letter in ("B", "H", "Hkv", "L", "S", "D", "Dv")}
-    label["dtype"] = arguments.FLOAT_DTYPES.index(dtype_name(operands[0]))
-    label["layout"] = LAYOUTS.index(layout)
-    needed = torch.is_grad_enabled() and any(x.requires_grad for x in operands)
-    return {**label, "need of gradients": int(needed)}

@@ -13,6 +13,8 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
+from attn.torch.ring.labels import in_words
+
 
 class Links(NamedTuple):
     """Where this process stands in the ring; ranks of the group, peers by their global rank."""
@@ -87,7 +89,7 @@ def pass_on(links, tensors, phase, what):
     return Transit(links, what, works, kept, received)
 
 
-def agree(links, label, words, device):
+def agree(links, label, device):
     """Send a label round the whole ring: every process sees all, and refuses a mixed call."""
     labels = [torch.tensor(list(label.values()), dtype=torch.int64, device=device)]
     for _ in range(links.size - 1):
@@ -97,7 +99,7 @@ def agree(links, label, words, device):
     for rank in range(1, links.size):
         for name, want, got in zip(label, by_rank[0], by_rank[rank], strict=True):
             if want != got:
-                want, got = (words[name][code] if name in words else code for code in (want, got))
+                want, got = in_words(name, want), in_words(name, got)
                 raise ValueError(
                     f"ring_attention: expected the same {name} in every process, got {want} on "
                     f"rank {global_rank(links, 0)} and {got} on rank {global_rank(links, rank)}"
