@@ -29,8 +29,9 @@ class KVCache:
     capacity : int
         How many tokens are held at most.
     ring : bool
-        Forget the oldest tokens instead of refusing new ones: for SlidingWindow(left) with
-        left <= capacity.
+        Forget the oldest tokens instead of refusing new ones: for rules that look back at most
+        `capacity` positions, such as SlidingWindow(left) with left <= capacity. Once tokens are
+        dropped, multi_head_attention and the layer refuse any other rule.
 
     Attributes
     ----------
@@ -102,15 +103,22 @@ class KVCache:
         TypeError
             Dtypes or libraries that differ, or integers.
         """
-        new = key.shape[-2] if getattr(key, "ndim", 0) > 1 else 0
-        self._check(key, value, new)
-        if self._key is None:
-            self._key, self._value = self._slots_for(key), self._slots_for(value)
-        keys, values = self._with_held(self._key, key), self._with_held(self._value, value)
-        self._write(self._key, key)
-        self._write(self._value, value)
-        self.length += new
-        return keys, values
+        seen = self.preview(key, value)
+        self._store(key, value)
+        return seen
+
+    def preview(self, key, value):
+        """What append would return, or raise, without taking the tokens in.
+
+        With `store` after the attention, an error in between leaves the cache as it was.
+        """
+        self._check(key, value)
+        return self._with_held(self._key, key), self._with_held(self._value, value)
+
+    def store(self, key, value):
+        """Take in the keys and values of new tokens, as append does, and return nothing."""
+        self._check(key, value)
+        self._store(key, value)
 
     def trim(self, n):
         """Go back to the state after `n` tokens, to try another continuation.
@@ -159,7 +167,14 @@ class KVCache:
         self.length = 0
         self._key = self._value = None
 
-    def _check(self, key, value, new):
+    def _store(self, key, value):
+        if self._key is None:
+            self._key, self._value = self._slots_for(key), self._slots_for(value)
+        self._write(self._key, key)
+        self._write(self._value, value)
+        self.length += key.shape[-2]
+
+    def _check(self, key, value):
         """All that can be wrong with an append is found before anything is changed."""
         given = key if self._key is None else self._key
         torch = sys.modules.get("torch")
@@ -177,6 +192,7 @@ class KVCache:
         if self._key is not None:
             _like_held("key", key, self._key)
             _like_held("value", value, self._value)
+        new = key.shape[-2]
         if not self.ring and self.length + new > self.capacity:
             raise ValueError(
                 f"append: expected at most capacity = {self.capacity} tokens, got {self.length} "
@@ -191,8 +207,9 @@ class KVCache:
 
     def _with_held(self, slots, *new):
         """A fresh array of the tokens held, oldest first, followed by the new ones."""
-        held = [slots[..., part, :] for part in self._parts(self.start, self.length)]
-        return _library(slots).concatenate([*held, *new], -2)
+        parts = () if slots is None else self._parts(self.start, self.length)
+        arrays = [*(slots[..., part, :] for part in parts), *new]
+        return _library(arrays[0]).concatenate(arrays, -2)
 
     def _write(self, slots, new):
         """Put the new tokens, or the last of them that fit, where their positions belong."""

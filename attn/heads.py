@@ -31,6 +31,8 @@ def split_heads(x, num_heads):
     ------
     ValueError
         The features cannot be divided by the heads.
+    TypeError
+        `x` is not an array of NumPy.
 
     Source: Vaswani et al. (2017), section 3.2.2.
 
@@ -43,6 +45,7 @@ def split_heads(x, num_heads):
            [[2, 3],
             [6, 7]]])
     """
+    arguments.one_library(np.ndarray, "x", x)
     arguments.heads.splits("num_heads", num_heads, x.shape)
     *batch, L, width = x.shape
     return x.reshape(*batch, L, num_heads, width // num_heads).swapaxes(-3, -2)
@@ -63,6 +66,8 @@ def merge_heads(x):
     ------
     ValueError
         `x` has fewer than three axes.
+    TypeError
+        `x` is not an array of NumPy.
 
     Source: "Concat" in Vaswani et al. (2017), section 3.2.2.
 
@@ -72,6 +77,7 @@ def merge_heads(x):
     array([[0, 1, 2, 3],
            [4, 5, 6, 7]])
     """
+    arguments.one_library(np.ndarray, "x", x)
     arguments.rank("x", x.shape, 3, "(…, H, L, D)")
     *batch, H, L, D = x.shape
     # Without the swap the reshape would still run, and mix positions with heads.
@@ -97,6 +103,8 @@ def repeat_kv(x, groups):
     ------
     ValueError
         `groups` is below 1, or `x` has fewer than three axes.
+    TypeError
+        `x` is not an array of NumPy.
 
     Source: Ainslie et al. (2023), section 2.2.
 
@@ -105,6 +113,7 @@ def repeat_kv(x, groups):
     >>> repeat_kv(np.array([[[1.0]], [[2.0]]]), 2).ravel()
     array([1., 1., 2., 2.])
     """
+    arguments.one_library(np.ndarray, "x", x)
     arguments.rank("x", x.shape, 3, "(…, Hkv, S, D)")
     arguments.integer("groups", groups, low=1)
     return np.repeat(x, groups, axis=-3)
@@ -131,7 +140,8 @@ def multi_head_attention(
     mask, bias, q_offset
         As in scaled_dot_product_attention.
     cache : KVCache, optional
-        Holds the keys and values of earlier calls; `x` continues the sequence.
+        Holds the keys and values of earlier calls; `x` continues the sequence. It takes in the new
+        ones once the output is there: an error leaves it as it was.
 
     Returns
     -------
@@ -140,7 +150,9 @@ def multi_head_attention(
     Raises
     ------
     ValueError
-        Widths that the heads do not divide; `cache` together with `context` or `q_offset`.
+        Widths that the heads do not divide; `cache` together with `context` or `q_offset`; a rule
+        that speaks of keys which a ring cache has dropped, by position or further back than it
+        holds.
     TypeError
         As scaled_dot_product_attention.
 
@@ -159,14 +171,17 @@ def multi_head_attention(
     weights = dict(w_query=w_query, w_key=w_key, w_value=w_value, w_output=w_output)
     arguments.arrays(np.ndarray, x=x, context=source, **weights)
     arguments.heads.projections(x.shape, source.shape, num_heads, num_kv_heads, **weights)
+    if cache is not None:
+        arguments.heads.cached_call(cache, mask, context, q_offset)
     query = split_heads(x @ w_query, num_heads)  # (B, H, L, D)
     key = split_heads(source @ w_key, num_kv_heads)  # (B, Hkv, S, D)
     value = split_heads(source @ w_value, num_kv_heads)  # (B, Hkv, S, Dv)
+    keys, values = key, value
     if cache is not None:
-        arguments.heads.cached_call(
-            cache, query, key, value, mask, bias, context, q_offset, np.ndarray
-        )
-        key, value = cache.append(key, value)
-        q_offset = key.shape[-2] - query.shape[-2]
-    output = scaled_dot_product_attention(query, key, value, mask, bias=bias, q_offset=q_offset)
-    return merge_heads(output) @ w_output
+        keys, values = cache.preview(key, value)
+        q_offset = keys.shape[-2] - query.shape[-2]
+    output = scaled_dot_product_attention(query, keys, values, mask, bias=bias, q_offset=q_offset)
+    output = merge_heads(output) @ w_output
+    if cache is not None:
+        cache.store(key, value)
+    return output

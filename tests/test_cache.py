@@ -304,6 +304,30 @@ def test_numpy_caches_do_not_load_torch():
     assert done.stdout.split() == ["False"]
 
 
+@BOTH
+@pytest.mark.parametrize("ring", [False, True])
+def test_append_is_preview_and_then_store(twin, ring):
+    """With the attention between the two, an error in it leaves the cache as it was."""
+    whole, halves = KVCache(4, ring=ring), KVCache(4, ring=ring)
+    for new in ((0, 1), (2,), (), (3,), *(((4, 5), (6, 7, 8, 9, 10)) if ring else ())):
+        given_arrays = tokens(twin, *new)
+        before = halves.length, halves.start
+        seen = halves.preview(*given_arrays)
+        assert (halves.length, halves.start) == before
+        assert halves.store(*given_arrays) is None
+        for one, other in zip(seen, whole.append(*given_arrays), strict=True):
+            assert np.array_equal(twin.take(one), twin.take(other))
+            one[:] = 99.0  # neither what was passed in nor what is held
+        assert held(given_arrays[0]) == list(new)
+        assert held(halves.key) == held(whole.key)
+        assert (halves.length, halves.start) == (whole.length, whole.start)
+    if not ring:
+        for method in (halves.preview, halves.store):
+            with pytest.raises(ValueError, match=r"= 4 .*4 held \+ 1 new"):
+                method(*tokens(twin, 4))
+            assert held(halves.key) == [0, 1, 2, 3]
+
+
 # --- Reorder --------------------------------------------------------------------------------------
 
 

@@ -5,7 +5,7 @@ import pytest
 from mask_table import HeadReach
 from reference import attend, normal
 
-from attn import Causal, KeyPadding, KVCache, PrefixLM, SameDocument, SlidingWindow
+from attn import Causal, Dilated, KeyPadding, KVCache, PrefixLM, SameDocument, SlidingWindow
 
 E, L, S, B = 5, 7, 11, 3
 
@@ -86,10 +86,22 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("use", "error", "words"), REFUSED.values(), ids=REFUSED)
-def test_16_splitting_refuses_by_name(backend, use, error, words):
-    with pytest.raises(error, match=words):
-        use(backend.attn, backend.array(normal(1, L, 6)))
+def test_16_splitting_refuses_by_name(backend):
+    for use, error, words in REFUSED.values():
+        with pytest.raises(error, match=words):
+            use(backend.attn, backend.array(normal(1, L, 6)))
+
+
+def test_16_splitting_takes_arrays_of_its_own_library_only(backend):
+    """A list or an array of the other library would be handed back as what it came."""
+    torch = pytest.importorskip("torch")
+    rows = normal(1, 2, L, 6)
+    foreign = torch.tensor(rows) if backend.name == "numpy" else rows
+    hidden = np.ma.array(rows, mask=rows > 0)
+    for name, more in (("split_heads", (2,)), ("merge_heads", ()), ("repeat_kv", (2,))):
+        for x in (foreign, hidden, rows.tolist(), rows[0, 0, 0].item(), None):
+            with pytest.raises(TypeError, match=r"^x: expected (numpy|torch)\..* never mixed"):
+                getattr(backend.attn, name)(x, *more)
 
 
 # --- multi_head_attention -------------------------------------------------------------------------
@@ -218,31 +230,51 @@ def test_12_chunks_through_a_cache_equal_one_pass(backend):
 
 
 CACHED = {
-    "context": dict(context=True), "offset": dict(q_offset=0), "mask": dict(mask=np.ones((3, 3))),
+    "offset": dict(q_offset=0), "mask": dict(mask=np.ones((3, 3))),
     "stop": dict(mask=KeyPadding(-1)), "bias": dict(bias=np.ones((3, 9))),
-    "library": dict(mask="other"),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("options", CACHED.values(), ids=CACHED)
-def test_12_a_refused_call_leaves_the_cache_as_it_was(backend, options):
-    """Semantic 12: everything that can be wrong is looked at before the append."""
+class Counts(Causal):
+    """A rule with a slip: it answers with whole numbers, where True and False are asked for."""
+
+    def __call__(self, b, h, q, k):
+        return q - k
+
+
+class Fails(Causal):
+    """A rule that raises what nobody can foresee, when it is asked about pairs."""
+
+    def __call__(self, b, h, q, k):
+        raise KeyboardInterrupt
+
+
+def test_12_a_refused_call_leaves_the_cache_as_it_was(backend):
+    """Semantic 12: whatever goes wrong, and wherever, the tokens are not taken in."""
+    torch = pytest.importorskip("torch")
     x, matrices, context = inputs(context=True)
-    cache = KVCache(11)
-    run(backend, x[:, :4], matrices, mask=Causal(), cache=cache)
-    options = dict(options)
-    if options.get("context"):
-        options["context"] = backend.array(context)
-    for name, value in options.items():
-        if isinstance(value, np.ndarray):
-            options[name] = backend.array(value)
-    if isinstance(options.get("mask"), str):
-        torch = pytest.importorskip("torch")
-        array = np.ones((3, 7), bool)
-        options["mask"] = array if backend.name == "torch" else torch.tensor(array)
-    with pytest.raises((TypeError, ValueError)):
-        run(backend, x[:, 4:], matrices, cache=cache, **options)
-    assert cache.length == 4
+    array = np.ones((3, 7), bool)
+    cases = CACHED | {"ints": dict(mask=Counts()), "rule": dict(mask=Fails())}
+    cases["context"] = dict(context=context)
+    cases["library"] = dict(mask=array if backend.name == "torch" else torch.tensor(array))
+    for name, options in cases.items():
+        given = {
+            key: backend.array(value)
+            if isinstance(value, np.ndarray) and name != "library"
+            else value
+            for key, value in options.items()
+        }
+        for fed in (0, 4):
+            for ring in (False, True):
+                cache = KVCache(11, ring=ring)
+                if fed:
+                    run(backend, x[:, :fed], matrices, mask=Causal(), cache=cache)
+                before = None if cache.key is None else backend.to_numpy(cache.key)
+                with pytest.raises((TypeError, ValueError, KeyboardInterrupt)):
+                    run(backend, x[:, 4:], matrices, cache=cache, **given)
+                assert (cache.length, cache.start) == (fed, 0), name
+                after = None if cache.key is None else backend.to_numpy(cache.key)
+                assert np.array_equal(before, after), name
 
 
 def test_12_a_ring_that_dropped_keys_refuses_rules_on_absolute_positions(backend):
@@ -254,6 +286,53 @@ def test_12_a_ring_that_dropped_keys_refuses_rules_on_absolute_positions(backend
             run(backend, x[:, 5:], matrices, mask=rule, cache=cache)
         assert cache.length == 5
         run(backend, x[:, 5:], matrices, mask=Causal() & SlidingWindow(2), cache=cache)
+
+
+class Stated(HeadReach):
+    """The user's own rule, which says how far its six heads look back."""
+
+    looks_back = 5
+
+
+SERVED_EXACTLY = (
+    Causal(), SlidingWindow(None), Dilated(1), ~SlidingWindow(0), Stated(),
+    *(SlidingWindow(left) for left in range(6)), SlidingWindow(2, 2), SlidingWindow(3, None),
+    Causal() & SlidingWindow(3), SlidingWindow(1) | SlidingWindow(4), Causal() | SlidingWindow(1),
+    SlidingWindow(2) & SlidingWindow(4), (Causal() | Dilated(2)) & SlidingWindow(2),
+)  # fmt: skip
+# Refused although no dropped key is asked for, yet or at all: rules only say how far they may look.
+SERVED_CAUTIOUSLY = (
+    Dilated(3) & SlidingWindow(4), Dilated(2), Dilated(5), Dilated(2) | SlidingWindow(0), ~Causal(),
+    HeadReach(),
+)  # fmt: skip
+
+
+def test_12_a_ring_serves_a_rule_as_long_as_no_dropped_key_is_asked_for(backend):
+    """Semantic 12: laid over the whole sequence, the rule says which keys the new queries see."""
+    n, x, matrices = 10, normal(1, 1, 10, E), inputs()[1]
+    outcomes = set()
+    for rule in (*SERVED_EXACTLY, *SERVED_CAUTIOUSLY):
+        allowed = backend.attn.dense_mask(rule, n, n, heads=6)
+        allowed = backend.to_numpy(allowed)[0].any(axis=0)  # by any of the heads
+        for capacity in (1, 2, 3, 4, 5, 7):
+            for size in (1, 2, 3):
+                cache = KVCache(capacity, ring=True)
+                for at in range(0, n, size):
+                    asked_for = allowed[at : at + size, : cache.start].any()
+                    words = f"dropped the first {cache.start} of {at} keys and holds capacity = "
+                    try:
+                        run(backend, x[:, at : at + size], matrices, mask=rule, cache=cache)
+                        refused = False
+                    except ValueError as error:
+                        refused = f"{words}{capacity}" in str(error)
+                    seen = (repr(rule), capacity, size, at, refused, bool(asked_for))
+                    assert refused or not asked_for, seen
+                    assert asked_for or not refused or rule in SERVED_CAUTIOUSLY, seen
+                    outcomes.add(refused)
+                    if refused:
+                        assert cache.length == at
+                        break
+    assert outcomes == {True, False}
 
 
 def test_11_inputs_are_not_changed(backend):
@@ -316,6 +395,7 @@ WRONG = {
         ValueError,
         "cache: .*q_offset.*got 1",
     ),
+    "no cache": (dict(cache=20), TypeError, "cache: expected a KVCache or None, got int"),
     "cache and context": (
         dict(cache=KVCache(20), context=context0),
         ValueError,
@@ -324,14 +404,14 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize(("changes", "error", "words"), WRONG.values(), ids=WRONG)
-def test_16_multi_head_attention_refuses_by_name(backend, changes, error, words):
+def test_16_multi_head_attention_refuses_by_name(backend):
     names = ("x", "w_query", "w_key", "w_value", "w_output")
-    given = dict(zip(names, (x0, *matrices0), strict=True)) | {"num_heads": 6, "num_kv_heads": 3}
-    given = {
-        name: backend.array(value) if isinstance(value, np.ndarray) else value
-        for name, value in (given | changes).items()
-    }
-    arrays = [given.pop(name) for name in names]
-    with pytest.raises(error, match=words):
-        backend.attn.multi_head_attention(*arrays, **given)
+    right = dict(zip(names, (x0, *matrices0), strict=True)) | {"num_heads": 6, "num_kv_heads": 3}
+    for changes, error, words in WRONG.values():
+        given = {
+            name: backend.array(value) if isinstance(value, np.ndarray) else value
+            for name, value in (right | changes).items()
+        }
+        arrays = [given.pop(name) for name in names]
+        with pytest.raises(error, match=words):
+            backend.attn.multi_head_attention(*arrays, **given)

@@ -39,25 +39,27 @@ def projections(x_shape, context_shape, num_heads, num_kv_heads, **weights):
         raise ValueError(f"w_output: expected shape (H·Dv, E) with H·Dv = {width}, got {shape}")
 
 
-def cached_call(cache, query, key, value, mask, bias, context, q_offset, kind, read_values=True):
-    """Everything that could go wrong after an append is looked at before it: nothing is lost."""
+def cached_call(cache, mask, context, q_offset):
+    """A cache can serve this call: it counts the keys itself, and holds what the rule asks for."""
+    if not hasattr(cache, "preview"):
+        raise TypeError(f"cache: expected a KVCache or None, got {type(cache).__name__}")
     if context is not None:
         raise ValueError("cache: expected no context beside a cache, which grows by x itself")
     if q_offset is not None:
         raise ValueError(f"cache: expected no q_offset, the cache counts its keys; got {q_offset}")
-    held = cache.length - cache.start
-    if cache.start > 0 and getattr(mask, "reads_absolute_positions", False):
+    if cache.start == 0 or not call.is_rule(mask):
+        return
+    dropped = f"the ring cache has dropped the first {cache.start} of {cache.length} keys"
+    if getattr(mask, "reads_absolute_positions", False):
+        raise ValueError(f"mask {mask!r} reads absolute positions, but {dropped}")
+    back = getattr(mask, "looks_back", None)
+    if back is None or back > cache.capacity:
+        far = "without a limit" if back is None else f"{back} positions"
         raise ValueError(
-            f"mask {mask!r} reads absolute positions, but the ring cache has dropped the first "
-            f"{cache.start} of {cache.length} keys"
+            f"mask {mask!r} looks back {far}, but {dropped} and holds capacity = {cache.capacity}: "
+            "expected a rule that looks back at most as far, such as & SlidingWindow"
+            f"({cache.capacity}) (a rule of your own says so as looks_back)"
         )
-    S = held + key.shape[-2]
-    key_shape, value_shape = ((*x.shape[:-2], S, x.shape[-1]) for x in (key, value))
-    size = call.sizes(query.shape, key_shape, value_shape)
-    call.options(
-        size, mask, bias=bias, scale=None, softcap=None, sink=None, q_offset=held,
-        read_values=read_values, kind=kind,
-    )  # fmt: skip
 
 
 def layer(embed_dim, num_heads, num_kv_heads, dropout):
@@ -77,6 +79,47 @@ def embedded(embed_dim, **inputs):
             raise ValueError(
                 f"{name}: expected shape (B, L, E) with E = {embed_dim}, got {tuple(x.shape)}"
             )
+
+
+def rotary(rotate):
+    """A function that turns queries and keys, or None."""
+    if rotate is not None and not callable(rotate):
+        raise TypeError(
+            "rotary: expected a function of (x, positions), such as functools.partial("
+            f"attn.torch.rotary, layout=\"half\"), or None, got {rotate!r}"
+        )
+
+
+def given_positions(positions, rotate, context):
+    """Positions are those of x, and somebody has to read them."""
+    if positions is not None and rotate is None:
+        raise ValueError("positions: expected none, for this layer has no rotary that reads them")
+    if positions is not None and context is not None:
+        raise ValueError(
+            "positions: expected none beside a context, where key j sits at j and query i at "
+            "i + q_offset"
+        )
+
+
+def alignment(L, S, q_offset):
+    """Counted positions need to know where query 0 sits, as rules that compare positions do."""
+    if L != S and q_offset is None:
+        hint = call.UPPER_LEFT_OR_LOWER_RIGHT.format(S - L)
+        raise ValueError(
+            f"rotary compares positions, but L = {L} queries and S = {S} keys can be lined up in "
+            f"several ways: {hint}"
+        )
+
+
+def layer_positions(shape, x_shape):
+    """Positions line up with (B, L), the axes of x before its features, or with the heads'."""
+    target = tuple(x_shape[:-1]) if len(shape) < len(x_shape) else (*x_shape[:-2], 1, x_shape[-2])
+    fits = all(have in (1, want) for have, want in zip(shape[::-1], target[::-1], strict=False))
+    if len(shape) > len(target) or not fits:
+        raise ValueError(
+            f"positions: expected a shape that broadcasts to x.shape[:-1] = {tuple(x_shape[:-1])}, "
+            f"(L,) or (B, L), got {tuple(shape)}"
+        )
 
 
 def torch_module(module):

@@ -20,10 +20,14 @@ class Mask:
         The rule compares q with k, so it needs to know where the queries sit when L != S.
     reads_absolute_positions : bool
         The rule depends on more than q - k, so it cannot be used once a ring cache dropped keys.
+    looks_back : int or None
+        How many positions before its own a query may see at most; None = all. A ring cache has to
+        hold as many.
     """
 
     compares_positions = True
     reads_absolute_positions = True
+    looks_back = None
     __array_ufunc__ = None  # array & rule must reach __rand__ below, not NumPy's element loop
 
     def __call__(self, b, h, q, k):
@@ -119,6 +123,10 @@ class And(Chain):
     left: Mask
     right: Mask
 
+    @property
+    def looks_back(self):
+        return min((x.looks_back for x in self.parts if x.looks_back is not None), default=None)
+
     def __call__(self, b, h, q, k):
         return functools.reduce(operator.and_, (part(b, h, q, k) for part in self.parts))
 
@@ -129,6 +137,11 @@ class Or(Chain):
 
     left: Mask
     right: Mask
+
+    @property
+    def looks_back(self):
+        both = [part.looks_back for part in self.parts]
+        return None if None in both else max(both)
 
     def __call__(self, b, h, q, k):
         return functools.reduce(operator.or_, (part(b, h, q, k) for part in self.parts))

@@ -44,6 +44,7 @@ class SlidingWindow(Mask):
     left: int | None
     right: int | None = 0
     reads_absolute_positions = False
+    looks_back = property(lambda self: self.left)
 
     def __post_init__(self):
         for name, reach in (("left", self.left), ("right", self.right)):
@@ -211,7 +212,10 @@ def extremes(value, read_values, default):
         return (min(value), max(value)) if value else default
     if not read_values or 0 in value.shape:
         return default
-    return int(value.min()), int(value.max())
+    try:
+        return int(value.min()), int(value.max())
+    except RuntimeError:  # a tensor inside torch.func.vmap has no values to look at
+        return default
 
 
 def keys_grow(q_len, k_len, q_offset, read_values):
