@@ -95,6 +95,7 @@ def softmax(scores):
     return weights.astype(scores.dtype, copy=False)
 
 
+@arguments.explained
 def attention_weights(
     query, key, mask=None, *, bias=None, scale=None, softcap=None, sink=None, q_offset=None
 ):
@@ -107,7 +108,8 @@ def attention_weights(
     key : ndarray of shape (B, Hkv, S, D)
         H is a multiple of Hkv; query head h reads key head h // (H // Hkv).
     mask : Mask or ndarray of bool, optional
-        True = may attend; an array broadcasts to (B, H, L, S), aligned from the right.
+        True = may attend; an array broadcasts to (B, H, L, S), aligned from the right. Two axes are
+        (L, S) always, also where B = L: a mask of keys (B, S) goes in as mask[:, None, None].
     bias : ndarray of float, optional
         Broadcasts to (B, H, L, S); added to the scaled, capped scores; -inf removes.
     scale : float, optional
@@ -146,6 +148,7 @@ def attention_weights(
     return weights.astype(query.dtype, copy=False).reshape(*query.shape[:-1], call.size.S)
 
 
+@arguments.explained
 def scaled_dot_product_attention(
     query, key, value, mask=None, *, bias=None, scale=None, softcap=None, sink=None, q_offset=None
 ):

@@ -73,6 +73,7 @@ def softmax_backward(grad_weights, weights):
     return grad_scores.astype(weights.dtype, copy=False)
 
 
+@arguments.explained
 def attention_backward(
     grad_output, query, key, value, mask=None, *, bias=None, scale=None, softcap=None, sink=None,
     q_offset=None,

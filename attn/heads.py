@@ -119,6 +119,7 @@ def repeat_kv(x, groups):
     return np.repeat(x, groups, axis=-3)
 
 
+@arguments.explained
 def multi_head_attention(
     x, w_query, w_key, w_value, w_output, *, num_heads, num_kv_heads=None, context=None, mask=None,
     bias=None, cache=None, q_offset=None,

@@ -1,11 +1,14 @@
 """Heads in both libraries: which columns belong to whom, against a loop over single heads."""
 
+import inspect
+
 import numpy as np
 import pytest
 from mask_table import HeadReach
 from reference import attend, normal
 
 from attn import Causal, Dilated, KeyPadding, KVCache, PrefixLM, SameDocument, SlidingWindow
+from attn.arguments import ELSEWHERE
 
 E, L, S, B = 5, 7, 11, 3
 
@@ -415,3 +418,59 @@ def test_16_multi_head_attention_refuses_by_name(backend):
         arrays = [given.pop(name) for name in names]
         with pytest.raises(error, match=words):
             backend.attn.multi_head_attention(*arrays, **given)
+
+
+# --- Keywords of other libraries ------------------------------------------------------------------
+
+
+def explained_functions(package):
+    """Each public function that takes a mask, and the layer's methods."""
+    for name in package.__all__:
+        thing = getattr(package, name)
+        if callable(getattr(thing, "forward", None)) and name == "MultiHeadAttention":
+            yield from ((f"{name}.{x}", getattr(thing, x)) for x in ("__init__", "forward"))
+            yield from ((f"{name}.{x}", getattr(thing, x)) for x in ("weights", "heads"))
+        elif name.endswith(("attention", "attention_weights", "attention_backward", "fused_path")):
+            yield name, thing
+
+
+def test_16_keywords_of_other_libraries_are_answered_with_ours(backend):
+    """Each public function that attends names what to write instead, and keeps its signature."""
+    found = dict(explained_functions(backend.attn))
+    expected = {"attention_weights", "scaled_dot_product_attention", "blockwise_attention",
+                "multi_head_attention"}  # fmt: skip
+    assert expected <= set(found)
+    for name in set(found) - {"check_attention", "merge_attention", "additive_attention"}:
+        function = found[name]
+        own = inspect.signature(function).parameters
+        assert not {"kwargs", "options"} & set(own), name
+        assert not set(own) & set(ELSEWHERE), name
+        for keyword, instead in ELSEWHERE.items():
+            with pytest.raises(TypeError) as caught:
+                function(None, **{keyword: None})
+            assert str(caught.value) == f"{name}: no argument {keyword}, write {instead}"
+        with pytest.raises(TypeError, match="unexpected keyword argument 'nonsense'"):
+            function(*[None] * 5, nonsense=1)
+
+
+def test_16_masks_of_torchs_own_kernels_get_advice_that_fits():
+    torch = pytest.importorskip("torch")
+    from torch.nn.attention.bias import causal_lower_right
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    from attn.torch import scaled_dot_product_attention
+
+    x = torch.ones(1, 1, 4, 4)
+    with pytest.raises(TypeError, match=r"torch's CausalBias: write Causal\(\) with q_offset=0 "):
+        scaled_dot_product_attention(x, x, x, causal_lower_right(4, 4))
+    tiles = create_block_mask(lambda b, h, q, k: q >= k, 1, 1, 4, 4, device="cpu")
+    with pytest.raises(TypeError, match="torch's BlockMask: pass the rule"):
+        scaled_dot_product_attention(x, x, x, tiles)
+
+
+def test_08_a_mask_of_keys_is_told_its_axes(backend):
+    """Semantic 8: two axes are (L, S); where B is not L the message shows how to write (B, S)."""
+    x, keys = backend.array(normal(1, B, 1, L, 2)), backend.array(np.ones((B, L), bool))
+    with pytest.raises(ValueError, match=r"\(B, S\), goes in as mask\[:, None, None\]"):
+        backend.attn.scaled_dot_product_attention(x, x, x, keys)
+    backend.attn.scaled_dot_product_attention(x, x, x, keys[:, None, None])

@@ -1,6 +1,7 @@
 """MultiHeadAttention, the layer: against torch's own, its dropout, its modes and its state."""
 
 import copy
+import functools
 import io
 import pickle
 
@@ -8,15 +9,17 @@ import numpy as np
 import pytest
 from reference import normal
 
-from attn import Causal, KeyPadding, KVCache, SlidingWindow
+import attn
+from attn import Causal, KeyPadding, KVCache, PrefixLM, SlidingWindow
 
 torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
-from attn.torch import MultiHeadAttention, multi_head_attention  # noqa: E402
+from attn.torch import MultiHeadAttention, multi_head_attention, rotary  # noqa: E402
 
 E, H, L, S, B = 12, 3, 5, 7, 2
+HALF = functools.partial(rotary, layout="half")
 
 
 def x(length=L, dtype=torch.float32, seed=1):
@@ -49,18 +52,20 @@ MASKS = {
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float64, 1e-12)], ids=str
 )
-@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
 @pytest.mark.parametrize(("ours", "given", "keys"), MASKS.values(), ids=MASKS)
-def test_from_torch_agrees_with_torchs_layer(ours, given, keys, bias, dtype, tolerance):
+def test_from_torch_agrees_with_torchs_layer(ours, given, keys, dtype, tolerance):
     """Outputs and the weights of every head; torch's masks say True = hidden."""
-    module = theirs(dtype, bias=bias)
-    layer = MultiHeadAttention.from_torch(module)
-    context = x(keys, dtype, seed=2) if keys != L else x(dtype=dtype)
-    output, weights = module(x(dtype=dtype), context, context, average_attn_weights=False, **given)
-    assert (layer(x(dtype=dtype), context, **ours) - output).abs().max() <= tolerance * 4
-    got = layer.weights(x(dtype=dtype), context, **ours)
-    assert got.shape == (B, H, L, keys)
-    assert (got - weights).abs().max() <= tolerance
+    for bias in (True, False):
+        module = theirs(dtype, bias=bias)
+        layer = MultiHeadAttention.from_torch(module)
+        context = x(keys, dtype, seed=2) if keys != L else x(dtype=dtype)
+        output, weights = module(
+            x(dtype=dtype), context, context, average_attn_weights=False, **given
+        )
+        assert (layer(x(dtype=dtype), context, **ours) - output).abs().max() <= tolerance * 4
+        got = layer.weights(x(dtype=dtype), context, **ours)
+        assert got.shape == (B, H, L, keys)
+        assert (got - weights).abs().max() <= tolerance
 
 
 def test_from_torch_carries_dropout_mode_dtype_and_bias():
@@ -91,6 +96,20 @@ def test_from_torch_copies():
 def test_from_torch_refuses_what_the_layer_does_not_have(option, value):
     with pytest.raises(ValueError, match=f"uses .*{option}"):
         MultiHeadAttention.from_torch(nn.MultiheadAttention(E, H, **{option: value}))
+
+
+def test_from_torch_of_a_module_that_takes_the_sequence_first_says_so():
+    """torch's default takes (L, B, E): the same tensor would be read along other axes."""
+    module = theirs()
+    module.batch_first = False
+    with pytest.warns(
+        UserWarning, match=r"takes \(L, B, E\).*takes \(B, L, E\).*transpose"
+    ) as told:
+        layer = MultiHeadAttention.from_torch(module)
+    assert told[0].filename == __file__
+    given = x().transpose(0, 1)  # (L, B, E)
+    output, _ = module(given, given, given)
+    assert (layer(given.transpose(0, 1)) - output.transpose(0, 1)).abs().max() <= 4e-6
 
 
 def test_from_torch_refuses_other_modules():
@@ -226,6 +245,205 @@ def test_15_empty_rows_under_dropout_stay_empty():
     assert torch.equal(output, layer.output.bias.expand_as(output))
 
 
+# --- Rotary ---------------------------------------------------------------------------------------
+
+TURNS = {
+    "half": (2, dict(layout="half")), "interleaved": (3, dict(layout="interleaved")),
+    "grouped": (3, dict(layout="half", base=50.0)), "partial": (2, dict(layout="half", size=2)),
+}  # fmt: skip
+PADS = np.array([0, 2])
+
+
+def turning(heads=H, num_kv_heads=None, **turn):
+    turn = {"layout": "half"} | turn
+    layer = MultiHeadAttention(
+        E, heads, num_kv_heads, rotary=functools.partial(rotary, **turn)
+    ).double()
+    with torch.no_grad():  # scores of different sizes, so that a position out of place is seen
+        layer.query.weight.mul_(4)
+    return layer
+
+
+def by_hand(layer, x, context=None, query_at=None, key_at=None, mask=None, turn=None):
+    """Project, turn and attend in NumPy: output and weights."""
+    arrays = {name: p.detach().numpy() for name, p in layer.named_parameters()}
+
+    def project(part, x, heads=None):
+        out = x @ arrays[f"{part}.weight"].T + arrays[f"{part}.bias"]
+        return out if heads is None else attn.split_heads(out, heads)
+
+    source = x if context is None else context
+    query = attn.rotary(project("query", x, layer.num_heads), query_at, **turn)
+    key = attn.rotary(project("key", source, layer.num_kv_heads), key_at, **turn)
+    value = project("value", source, layer.num_kv_heads)
+    weights = attn.attention_weights(query, key, mask)
+    return project("output", attn.merge_heads(weights @ np.repeat(value, layer.num_heads //
+                   layer.num_kv_heads, axis=1))), weights  # fmt: skip
+
+
+@pytest.mark.parametrize(("heads", "turn"), TURNS.values(), ids=TURNS)
+def test_rotary_in_the_layer_is_rotary_by_hand(heads, turn):
+    """Positions counted, given, one row of them for each batch row, and beside a context."""
+    layer = turning(6 if heads == 3 and "base" in turn else heads, 1 if "base" in turn else None,
+                    **turn)  # fmt: skip
+    one, other = x(dtype=torch.float64), x(S, torch.float64, seed=2)
+    counted, padded = np.arange(L), np.arange(L) - PADS[:, None]
+    apart = np.array([4, 2, 9, 0, 1])
+    beside = dict(context=other, q_offset=S - L)
+    per_row = dict(context=other, q_offset=torch.tensor([2, -1]))
+    rows = (np.array([2, -1])[:, None] + counted)[:, None]
+    causal = np.tril(np.ones((L, L), bool))
+    cases = {
+        "counted": ({}, counted, counted, None),
+        "causal": (dict(mask=Causal()), counted, counted, causal),
+        "given": (dict(positions=torch.tensor(apart)), apart, apart, None),
+        "a list": (dict(positions=apart.tolist()), apart, apart, None),
+        "rows": (dict(positions=torch.tensor(padded)), padded[:, None], padded[:, None], None),
+        "heads": (dict(positions=padded[:, None]), padded[:, None], padded[:, None], None),
+        "context": (beside, S - L + counted, np.arange(S), None),
+        "offsets": (per_row, rows, np.arange(S), None),
+        "offset": (dict(q_offset=3), 3 + counted, counted, None),
+    }
+    seen = []
+    for name, (options, query_at, key_at, mask) in cases.items():
+        source = options.get("context")
+        output, weights = by_hand(
+            layer, one.numpy(), None if source is None else source.numpy(), query_at, key_at, mask,
+            turn,
+        )  # fmt: skip
+        assert np.abs(layer(one, **options).detach().numpy() - output).max() <= 1e-12, name
+        got = layer.weights(one, **options).detach().numpy()
+        assert np.abs(got - weights).max() <= 1e-12, name
+        seen.append(weights)
+    still = by_hand(layer, one.numpy(), None, 0, 0, None, turn)[1]
+    moved = [np.abs(weights - still).max() for weights in (seen[0], seen[2], seen[4], seen[8])]
+    assert min(moved) > 1e-3
+
+
+def test_heads_are_what_the_layer_attends_with():
+    for layer in (turning(6, 2), MultiHeadAttention(E, 6, 2).double()):
+        one = x(dtype=torch.float64)
+        query, key, value = layer.heads(one)
+        assert (query.shape, key.shape) == ((B, 6, L, 2), (B, 2, L, 2))
+        output = attn.torch.scaled_dot_product_attention(query, key, value, Causal())
+        merged = layer.output(attn.torch.merge_heads(output))
+        assert torch.equal(merged, layer(one, mask=Causal()))
+        weights = attn.torch.attention_weights(query, key, Causal())
+        assert torch.equal(weights, layer.weights(one, mask=Causal()))
+        context = x(S, torch.float64, seed=2)
+        query, key, value = layer.heads(one, context, q_offset=0)
+        assert (query.shape[2], key.shape[2], value.shape[2]) == (L, S, S)
+
+
+def test_only_distances_count():
+    layer, one = turning(), x(dtype=torch.float64)
+    here = layer.weights(one)
+    for start in (1, -7, 10**6):
+        there = layer.weights(one, positions=start + torch.arange(L))
+        assert (there - here).abs().max() <= 1e-9
+    assert (layer.weights(one, positions=2 * torch.arange(L)) - here).abs().max() > 1e-3
+    without = MultiHeadAttention(E, H).double()
+    without.load_state_dict(layer.state_dict())  # rotary has no weights of its own
+    assert (without.weights(one) - here).abs().max() > 1e-3
+    still = layer.weights(one, positions=torch.zeros(L))
+    assert (without.weights(one) - still).abs().max() <= 1e-12
+
+
+def test_12_turned_keys_through_a_cache_equal_one_pass():
+    """Semantic 12: keys are kept turned, and counting goes on behind what a ring has dropped."""
+    layer, text = turning(6, 2), x(11, torch.float64)
+    padded = torch.arange(11) - torch.tensor(PADS)[:, None]
+    padding = KeyPadding(start=torch.tensor(PADS))
+    for rule, ring in ((Causal(), False), (SlidingWindow(3), True)):
+        whole = layer(text, mask=rule)
+        for chunks in ((11,), (4, 7), (1,) * 11, (3, 1, 5, 2)):
+            cache, parts = KVCache(3 if ring else 11, ring=ring), []
+            for part in text.split(list(chunks), dim=1):
+                query, key, _ = layer.heads(part, cache=cache)
+                at = cache.length + torch.arange(part.shape[1])
+                assert torch.equal(query, layer.heads(part, positions=at)[0])
+                parts.append(layer(part, mask=rule, cache=cache))
+                assert torch.equal(cache.key[:, :, -1], key[:, :, -1])
+            assert (torch.cat(parts, dim=1) - whole).abs().max() <= 1e-12
+            assert cache.length == 11
+    whole = layer(text, mask=Causal() & padding, positions=padded)
+    cache, parts = KVCache(11), []
+    for part, at in zip(text.split([4, 1, 6], 1), padded.split([4, 1, 6], 1), strict=True):
+        parts.append(layer(part, mask=Causal() & padding, cache=cache, positions=at))
+    assert (torch.cat(parts, dim=1) - whole).abs().max() <= 1e-12
+    alone = layer(text[1:, PADS[1] :], mask=Causal())  # without its padding
+    assert (whole[1:, PADS[1] :] - alone).abs().max() <= 1e-12
+
+
+class Slower(nn.Module):
+    """A rotary of the user's own, with a weight: how much a position counts."""
+
+    def __init__(self):
+        super().__init__()
+        self.pace = nn.Parameter(torch.tensor(0.5))
+
+    def forward(self, x, positions):
+        return HALF(x, self.pace * positions)
+
+
+def test_gradients_go_through_rotary():
+    layer, one = turning(), x(dtype=torch.float64).requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: layer(x, mask=Causal()), (one,))
+    layer = MultiHeadAttention(E, H, rotary=Slower())
+    layer(x()).square().sum().backward()
+    assert "rotary.pace" in dict(layer.named_parameters())
+    assert layer.rotary.pace.grad.abs() > 1e-6
+
+
+def test_rotary_compiles_with_a_cache_too():
+    layer, rule = turning(), SlidingWindow(3)
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    text = x(6, torch.float64)
+    assert (compiled(text, mask=rule) - layer(text, mask=rule)).abs().max() <= 1e-12
+    one, other = KVCache(3, ring=True), KVCache(3, ring=True)
+    for part in text.split(2, dim=1):
+        got = compiled(part, mask=rule, cache=one)
+        assert (got - layer(part, mask=rule, cache=other)).abs().max() <= 1e-12
+    assert one.length == 6
+
+
+def test_rotary_copies_and_follows_autocast():
+    layer = MultiHeadAttention(E, H, rotary=HALF).eval()
+    for twin in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert torch.equal(twin(x()), layer(x()))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        output = layer(x())
+        assert {heads.dtype for heads in layer.heads(x())} == {torch.bfloat16}
+    assert (output.float() - layer(x())).abs().max() <= 0.05
+
+
+def test_16_positions_are_refused_by_name():
+    layer, plain = turning(), MultiHeadAttention(E, H).double()
+    one, context = x(dtype=torch.float64), x(S, torch.float64)
+    at = torch.arange(L)
+    cases = (
+        (plain, dict(positions=at), ValueError, "positions: expected none, .* no rotary"),
+        (layer, dict(positions=at, context=context), ValueError, "positions: .*beside a context"),
+        (layer, dict(positions=at[:3]), ValueError, r"x.shape\[:-1\] = \(2, 5\), .*got \(3,\)"),
+        (layer, dict(positions=torch.zeros(3, L)), ValueError, r"\(B, L\), got \(3, 5\)"),
+        (layer, dict(positions=torch.zeros(B, H, L)), ValueError, r"got \(2, 3, 5\)"),
+        (layer, dict(positions=torch.zeros(1, B, 1, L)), ValueError, r"got \(1, 2, 1, 5\)"),
+        (layer, dict(positions=at > 1), TypeError, "positions: expected numbers, got dtype bool"),
+        (layer, dict(context=context), ValueError, r"rotary compares .*L = 5 .*S = 7 .*S - L = 2"),
+        (layer, dict(context=context, q_offset=1.5), TypeError, "q_offset: expected an int"),
+        (layer, dict(context=context, q_offset=[1, 2, 3]), ValueError, r"q_offset: .*\(3,\)"),
+    )
+    for method in ("forward", "weights", "heads"):
+        for module, options, error, words in cases:
+            with pytest.raises(error, match=words):
+                getattr(module, method)(one, **options)
+    cache = KVCache(9)
+    with pytest.raises(ValueError, match="positions"):
+        layer(one, cache=cache, positions=at[:3])
+    assert cache.length == 0
+
+
 # --- State, copies, transforms --------------------------------------------------------------------
 
 
@@ -257,6 +475,23 @@ def test_the_layer_works_under_torch_func():
     layer(inputs, mask=Causal()).square().sum().backward()
     for name, parameter in layer.named_parameters():
         assert (each[name].sum(dim=0) - parameter.grad).abs().max() <= 1e-10
+
+
+def test_lengths_may_be_mapped_over():
+    """KeyPadding's lengths have no values under vmap, and need none."""
+    layer, lengths = MultiHeadAttention(E, H).double(), torch.tensor([[5, 1], [2, 0], [3, 4]])
+    inputs = x(dtype=torch.float64)
+    for rule in (KeyPadding, lambda n: Causal() & KeyPadding(start=n), PrefixLM):
+        both = [
+            function(lambda n, rule=rule: layer(inputs, mask=rule(n)))
+            for function in (torch.func.vmap, lambda f: lambda x: torch.stack([f(n) for n in x]))
+        ]
+        assert (both[0](lengths) - both[1](lengths)).abs().max() <= 1e-12
+
+
+def test_the_layer_works_on_a_device_without_numbers():
+    layer = MultiHeadAttention(E, H, rotary=HALF).to("meta")
+    assert layer(x().to("meta"), mask=Causal()).shape == (B, L, E)
 
 
 def test_the_layer_compiles():
@@ -310,13 +545,14 @@ SIZES = {
     "dropout NaN": ((12, 3), dict(dropout=np.nan), ValueError, "dropout: .*nan"),
     "no dropout": ((12, 3), dict(dropout=None), ValueError, "dropout: .*None"),
     "dropout True": ((12, 3), dict(dropout=True), TypeError, "dropout: .*True"),
+    "rotary by name": ((12, 3), dict(rotary="half"), TypeError, "rotary: .*partial.*got 'half'"),
 }
 
 
-@pytest.mark.parametrize(("sizes", "options", "error", "words"), SIZES.values(), ids=SIZES)
-def test_16_the_layer_refuses_wrong_sizes(sizes, options, error, words):
-    with pytest.raises(error, match=words):
-        MultiHeadAttention(*sizes, **options)
+def test_16_the_layer_refuses_wrong_sizes():
+    for sizes, options, error, words in SIZES.values():
+        with pytest.raises(error, match=words):
+            MultiHeadAttention(*sizes, **options)
 
 
 INPUTS = {
@@ -334,9 +570,8 @@ INPUTS = {
 }
 
 
-@pytest.mark.parametrize("method", ["forward", "weights"])
-@pytest.mark.parametrize(("changes", "error", "words"), INPUTS.values(), ids=INPUTS)
-def test_16_the_layer_refuses_wrong_inputs(method, changes, error, words):
-    options = {"x": x(), **changes}
-    with pytest.raises(error, match=words):
-        getattr(MultiHeadAttention(E, H), method)(**options)
+def test_16_the_layer_refuses_wrong_inputs():
+    for changes, error, words in INPUTS.values():
+        for method in ("forward", "weights"):
+            with pytest.raises(error, match=words):
+                getattr(MultiHeadAttention(E, H), method)(**{"x": x(), **changes})

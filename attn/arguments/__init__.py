@@ -25,8 +25,10 @@ from attn.arguments.call import (
     sizes,
 )
 from attn.arguments.values import (
+    ELSEWHERE,
     FLOAT_DTYPES,
     arrays,
+    explained,
     integer,
     listed,
     number,
@@ -39,12 +41,14 @@ from attn.arguments.values import (
 )
 
 __all__ = [
+    "ELSEWHERE",
     "FLOAT_DTYPES",
     "NO_VALUE",
     "UPPER_LEFT_OR_LOWER_RIGHT",
     "Sizes",
     "additive",
     "arrays",
+    "explained",
     "heads",
     "integer",
     "is_rule",

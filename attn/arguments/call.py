@@ -117,6 +117,7 @@ def mask_array(mask, size):
     """A boolean array, True = may attend, that broadcasts to (B, H, L, S)."""
     plain("mask", mask)
     if not hasattr(mask, "dtype"):
+        foreign(mask)
         what = "a plain function" if callable(mask) else repr(mask)
         if isinstance(mask, type):
             what = f"the class {mask.__name__} (write it with parentheses)"
@@ -126,11 +127,26 @@ def mask_array(mask, size):
         )
     name = dtype_name(mask)
     if name != "bool":
+        foreign(mask)
         raise TypeError(
             f"mask: expected a boolean array, True = may attend, got dtype {name}. If nonzero "
             "means 'may attend', write mask != 0; numbers to be added to the scores go in as bias="
         )
     broadcasts("mask", mask, size)
+
+
+def foreign(mask):
+    """The masks that torch's own kernels take as objects are written as rules here."""
+    instead = {
+        "CausalBias": "write Causal() with q_offset=0 (upper-left) or q_offset=S - L (lower-right)",
+        "BlockMask": "pass the rule that it was made of, its tiles are found from that",
+    }
+    name = type(mask).__name__
+    if name in instead:
+        raise TypeError(
+            f"mask: expected a rule such as Causal() (subclass attn.Mask for your own) or a "
+            f"boolean array, got torch's {name}: {instead[name]}"
+        )
 
 
 def bias_array(bias, size, read_values):
@@ -174,6 +190,8 @@ def broadcasts(name, array, size):
     apart = (*size.batch, *flat[1:])  # as query has them, before its batch axes are flattened
     if not (fits(shape, flat) or fits(shape, apart)):
         also = f" or to {apart}" if len(apart) > 4 else ""
+        if name == "mask" and shape == (size.B, size.S):
+            also += " (a mask of keys, (B, S), goes in as mask[:, None, None])"
         raise ValueError(
             f"{name}: expected a shape that broadcasts to (B, H, L, S) = {flat}{also}, got {shape}"
         )

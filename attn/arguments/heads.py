@@ -49,16 +49,19 @@ def cached_call(cache, mask, context, q_offset):
         raise ValueError(f"cache: expected no q_offset, the cache counts its keys; got {q_offset}")
     if cache.start == 0 or not call.is_rule(mask):
         return
-    dropped = f"the ring cache has dropped the first {cache.start} of {cache.length} keys"
+
+    def dropped():  # written out only where it is needed: a compiled graph has no such numbers
+        return f"the ring cache has dropped the first {cache.start} of {cache.length} keys"
+
     if getattr(mask, "reads_absolute_positions", False):
-        raise ValueError(f"mask {mask!r} reads absolute positions, but {dropped}")
+        raise ValueError(f"mask {mask!r} reads absolute positions, but {dropped()}")
     back = getattr(mask, "looks_back", None)
     if back is None or back > cache.capacity:
         far = "without a limit" if back is None else f"{back} positions"
         raise ValueError(
-            f"mask {mask!r} looks back {far}, but {dropped} and holds capacity = {cache.capacity}: "
-            "expected a rule that looks back at most as far, such as & SlidingWindow"
-            f"({cache.capacity}) (a rule of your own says so as looks_back)"
+            f"mask {mask!r} looks back {far}, but {dropped()} and holds capacity = "
+            f"{cache.capacity}: expected a rule that looks back at most as far, such as & "
+            f"SlidingWindow({cache.capacity}) (a rule of your own says so as looks_back)"
         )
 
 
@@ -86,7 +89,7 @@ def rotary(rotate):
     if rotate is not None and not callable(rotate):
         raise TypeError(
             "rotary: expected a function of (x, positions), such as functools.partial("
-            f"attn.torch.rotary, layout=\"half\"), or None, got {rotate!r}"
+            f'attn.torch.rotary, layout="half"), or None, got {rotate!r}'
         )
 
 

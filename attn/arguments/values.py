@@ -3,6 +3,7 @@
 For both libraries.
 """
 
+import functools
 import math
 import sys
 
@@ -18,6 +19,45 @@ RANGES = {
 }
 # Positions further out could leave int64 as soon as two of them are subtracted.
 FURTHEST = 2**62
+
+
+# What other libraries call it, and what to write here instead.
+ELSEWHERE = {
+    "attn_mask": "mask= (True = may attend), or bias= for floats; "
+    "attn.conventions.from_torch_mha reads nn.MultiheadAttention's, where True = hidden",
+    "key_padding_mask": "mask=KeyPadding(lengths), or "
+    "mask=attn.conventions.from_torch_mha(key_padding_mask=…), for there True = hidden",
+    "attention_mask": "mask=, read by attn.conventions.from_hugging_face or from_keras",
+    "attn_bias": "bias=",
+    "is_causal": "mask=Causal(), with q_offset=0 (upper-left) or S - L (lower-right) where L != S",
+    "window_size": "mask=SlidingWindow(left, right)",
+    "block_mask": "mask= the rule itself",
+    "score_mod": "bias=, softcap= or a rule as mask=",
+    "softmax_scale": "scale=",
+    "dropout_p": "attn.torch.MultiHeadAttention(…, dropout=…), the only place with dropout",
+    "enable_gqa": "nothing: key and value with fewer heads say so by their shapes",
+    "need_weights": "attention_weights(…), or the method weights of the layer",
+    "average_attn_weights": "attention_weights(…).mean(1): weights are returned per head",
+    "batch_first": "nothing: inputs are (B, L, E), so x.transpose(0, 1) of (L, B, E)",
+    "past_key_value": "cache=KVCache(capacity)",
+    "position_ids": "positions=",
+}
+ELSEWHERE["causal"] = ELSEWHERE["use_causal_mask"] = ELSEWHERE["is_causal"]
+
+
+def explained(function):
+    """The same function; a keyword of another library gets an error that says what to write."""
+
+    @functools.wraps(function)
+    def with_own_words(*args, **options):
+        for name in options:
+            if name in ELSEWHERE:
+                raise TypeError(
+                    f"{function.__qualname__}: no argument {name}, write {ELSEWHERE[name]}"
+                )
+        return function(*args, **options)
+
+    return with_own_words
 
 
 def integer(name, value, low=None):

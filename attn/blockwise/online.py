@@ -31,6 +31,7 @@ from attn.operands import (
 )
 
 
+@arguments.explained
 def blockwise_attention(
     query, key, value, mask=None, *, bias=None, scale=None, softcap=None, sink=None, q_offset=None,
     block_size=None,

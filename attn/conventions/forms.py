@@ -220,4 +220,3 @@ def extended(mask, k_len):
 
 def integers(mask):
     return mask.long() if is_tensor(mask) else mask.astype(np.int64)
-

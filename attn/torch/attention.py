@@ -42,6 +42,7 @@ def softmax(scores):
     return normalise(scores.to(working_dtype(scores.dtype))).to(scores.dtype)
 
 
+@arguments.explained
 def attention_weights(
     query, key, mask=None, *, bias=None, scale=None, softcap=None, sink=None, q_offset=None
 ):
@@ -83,6 +84,7 @@ def attention_weights(
     return weights.to(query.dtype).reshape(*query.shape[:-1], call.size.S)
 
 
+@arguments.explained
 def scaled_dot_product_attention(
     query, key, value, mask=None, *, bias=None, scale=None, softcap=None, sink=None, q_offset=None
 ):

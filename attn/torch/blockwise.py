@@ -31,6 +31,7 @@ from attn.torch.tiles import EMPTY, FULL, cut, kept, tile_kinds
 EDGE = 512  # a tile of all heads together keeps a matrix product busy
 
 
+@arguments.explained
 def blockwise_attention(
     query, key, value, mask=None, *, bias=None, scale=None, softcap=None, sink=None, q_offset=None,
     block_size=None,

@@ -116,6 +116,7 @@ def repeat_kv(x, groups):
     return x.repeat_interleave(groups, dim=-3)
 
 
+@arguments.explained
 def multi_head_attention(
     x, w_query, w_key, w_value, w_output, *, num_heads, num_kv_heads=None, context=None, mask=None,
     bias=None, cache=None, q_offset=None,
@@ -225,6 +226,7 @@ class MultiHeadAttention(nn.Module):
     True
     """
 
+    @arguments.explained
     def __init__(
         self, embed_dim, num_heads, num_kv_heads=None, *, dropout=0.0, bias=True, rotary=None
     ):
@@ -240,6 +242,7 @@ class MultiHeadAttention(nn.Module):
         self.value = nn.Linear(embed_dim, kv_dim, bias=bias)
         self.output = nn.Linear(embed_dim, embed_dim, bias=bias)
 
+    @arguments.explained
     def forward(
         self, x, context=None, *, mask=None, bias=None, cache=None, q_offset=None, positions=None
     ):
@@ -263,11 +266,13 @@ class MultiHeadAttention(nn.Module):
             cache.store(key, value)
         return output
 
+    @arguments.explained
     def weights(self, x, context=None, *, mask=None, bias=None, q_offset=None, positions=None):
         """The weights of every head, before dropout: (B, H, L, S)."""
         query, key, _ = self.heads(x, context, q_offset=q_offset, positions=positions)
         return attention_weights(query, key, mask, bias=bias, q_offset=q_offset)
 
+    @arguments.explained
     def heads(self, x, context=None, *, cache=None, q_offset=None, positions=None):
         """What the heads attend with: projected, cut into heads, and turned by `rotary`.
 

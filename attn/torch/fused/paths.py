@@ -5,6 +5,7 @@ The numbers are those of attn.torch.scaled_dot_product_attention, for every mask
 
 import torch
 
+from attn import arguments
 from attn.masks import Causal, Mask
 from attn.torch.attention import scaled_dot_product_attention
 from attn.torch.fused.kernels import KERNELS
@@ -19,6 +20,7 @@ from attn.torch.operands import (
 )
 
 
+@arguments.explained
 def fused_attention(
     query, key, value, mask=None, *, bias=None, scale=None, softcap=None, sink=None, q_offset=None
 ):
@@ -67,6 +69,7 @@ def fused_attention(
     return output.to(query.dtype).reshape(*query.shape[:-1], call.size.Dv)
 
 
+@arguments.explained
 def fused_path(
     query, key, value, mask=None, *, bias=None, scale=None, softcap=None, sink=None, q_offset=None
 ):

@@ -93,6 +93,7 @@ def positions(name, length, P, layout):
     return at if layout == "contiguous" else np.concatenate([at[:P], at[: P - 1 : -1]], axis=1)
 
 
+@arguments.explained
 def ring_attention(
     query, key, value, mask=None, *, scale=None, softcap=None, q_offset=None, layout="contiguous",
     group=None, timeout=300.0, block_size=None, tally=None,
