@@ -230,6 +230,7 @@ class MultiHeadAttention(nn.Module):
     key: nn.Linear
     value: nn.Linear
     output: nn.Linear
+    rotary: Callable[[Tensor, Tensor], Tensor] | None
     def __init__(
         self,
         embed_dim: int,
@@ -238,6 +239,7 @@ class MultiHeadAttention(nn.Module):
         *,
         dropout: float = 0.0,
         bias: bool = True,
+        rotary: Callable[[Tensor, Tensor], Tensor] | None = None,
     ) -> None: ...
     def __call__(
         self,
@@ -248,6 +250,7 @@ class MultiHeadAttention(nn.Module):
         bias: Tensor | None = None,
         cache: KVCache | None = None,
         q_offset: _Integers | None = None,
+        positions: _Integers | None = None,
     ) -> Tensor: ...
     def forward(
         self,
@@ -258,6 +261,7 @@ class MultiHeadAttention(nn.Module):
         bias: Tensor | None = None,
         cache: KVCache | None = None,
         q_offset: _Integers | None = None,
+        positions: _Integers | None = None,
     ) -> Tensor: ...
     def weights(
         self,
@@ -267,6 +271,16 @@ class MultiHeadAttention(nn.Module):
         mask: _MaskLike = None,
         bias: Tensor | None = None,
         q_offset: _Integers | None = None,
+        positions: _Integers | None = None,
     ) -> Tensor: ...
+    def heads(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        cache: KVCache | None = None,
+        q_offset: _Integers | None = None,
+        positions: _Integers | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]: ...
     @classmethod
     def from_torch(cls, module: nn.MultiheadAttention) -> MultiHeadAttention: ...
