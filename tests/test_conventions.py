@@ -186,7 +186,7 @@ def spellings(name):
 
 
 def test_a_dtype_may_be_written_in_every_way(kind):
-    """Semantic 1: the result belongs to the mask's library; hidden pairs hold its smallest number."""
+    """Semantic 1: the result is of the mask's library; hidden pairs hold its smallest number."""
     mask, library = kind(np.array([[True, False]])), np if kind is np.asarray else torch
     for name in FLOATS:
         for dtype in [*spellings(name), *([None] if name == "float32" else [])]:

@@ -452,6 +452,7 @@ def test_bad_calls_get_the_words_of_the_family(alone, arguments, options):
         ({"bias": torch.zeros(3, 3)}, TypeError, "bias"),
         ({"sink": torch.zeros(2)}, TypeError, "sink"),
         ({"layout": "zigzag"}, ValueError, r"query: expected a multiple of 2·P = 2 .*got 3"),
+        ({"scale": torch.ones((), requires_grad=True)}, ValueError, "scale: .*no gradient"),
         ({"layout": "ring"}, ValueError, "layout: expected one of"),
         ({"timeout": 0}, ValueError, "timeout: expected a number of seconds > 0, got 0"),
         ({"timeout": None}, ValueError, "timeout: expected a number of seconds > 0, got None"),

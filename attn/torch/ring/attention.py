@@ -162,7 +162,7 @@ def ring_attention(
     """
     options = dict(bias=None, scale=scale, softcap=softcap, sink=None, q_offset=q_offset)
     size = check_call(query, key, value, None, **options)
-    check_ring_options(mask, timeout, block_size, tally)
+    check_ring_options(mask, scale, timeout, block_size, tally)
     links = join(group, float(timeout), tally)
     edge = block_size or EDGE
     halves = 2 if layout == "zigzag" else 1
@@ -186,7 +186,7 @@ def ring_attention(
     return output, lse.reshape(query.shape[:-1])
 
 
-def check_ring_options(mask, timeout, block_size, tally):
+def check_ring_options(mask, scale, timeout, block_size, tally):
     """Refuse what only this function could be given wrong."""
     if hasattr(mask, "dtype"):
         raise TypeError(
@@ -194,6 +194,8 @@ def check_ring_options(mask, timeout, block_size, tally):
             f"{tuple(mask.shape)}: a process holds part of the keys at a time, and only a rule "
             "answers for any of them (subclass attn.Mask for your own)"
         )
+    if getattr(scale, "requires_grad", False):
+        raise ValueError("scale: expected a number, a ring has no gradient for a learned one")
     arguments.number("timeout", timeout)
     if timeout is None or timeout <= 0:
         raise ValueError(f"timeout: expected a number of seconds > 0, got {timeout}")
