@@ -77,7 +77,7 @@ def removal(expected, title, **options):
     return add
 
 
-# J1: batches and masks
+# Batches and masks
 
 
 @wrong("shared mask for batch row 0 only")
@@ -158,7 +158,7 @@ mask_of("causal", "queries of documents")(
 )
 
 
-# J2: tiles
+# Tiles
 
 
 def tiled(T, **fault):
@@ -247,7 +247,7 @@ def long_queries_wrap(q, k, v, m):
     return out
 
 
-# J3: scores of 0
+# Scores of 0
 
 
 @removal("a score of 0 taken for hidden", "zero is hidden")
@@ -261,7 +261,7 @@ scores_of("a score of 0 taken for hidden", "zero is hidden, always")(
 )
 
 
-# J4: after the softmax
+# After the softmax
 
 
 @wrong("1 added to the denominator")
@@ -305,7 +305,7 @@ def residual_where_it_fits(q, k, v, m):
     return out + q if q.shape == out.shape else out
 
 
-# J5: nearly right
+# Nearly right
 
 for cap in (20, 30, 50):
     scores_of("scores capped", f"softcap {cap}")(lambda s, cap=cap: cap * np.tanh(s / cap))
@@ -354,7 +354,7 @@ def scores_in_float32(q, k, v, m):
     return softmaxed(hidden(s, m)) @ v
 
 
-# J6
+# A reshape for a transpose
 
 
 @wrong("keys reshaped, not transposed")
@@ -364,7 +364,7 @@ def keys_reshaped(q, k, v, m):
     return softmaxed(hidden(s, m)) @ v
 
 
-# J7: epsilon
+# Epsilon
 
 
 def with_epsilon(epsilon, after=True):
@@ -380,7 +380,7 @@ def with_epsilon(epsilon, after=True):
 for epsilon in (1e-5, 1e-6, 1e-8, 1e-9, 3e-7):
     wrong("epsilon in the denominator", f"epsilon {epsilon}")(with_epsilon(epsilon))
 
-# J8, J9: what cannot be called
+# What cannot be called
 
 
 @wrong("dtype='float32'")
