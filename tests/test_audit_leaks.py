@@ -240,6 +240,7 @@ def test_the_judged_entry_of_a_tuple_or_a_dictionary():
     for name, function in {
         "entry 0": lambda x: (np.cumsum(x, axis=1), weights(x)),
         "entry 1": lambda x: [None, np.cumsum(x, axis=1)],
+        "entry 2": lambda x: (x.mean(), x[:, :2], np.cumsum(x, axis=1)),
         "entry 'last'": lambda x: {"loss": x.sum(), "last": np.cumsum(x, axis=1)},
         "entry 'logits'": lambda x: Result(np.cumsum(x, axis=1)),
     }.items():
@@ -266,6 +267,7 @@ def test_the_changed_entry_of_a_tuple_or_a_dictionary():
     assert report.passed
     assert "Of x, entry 'input_ids' was changed." in str(report)
     assert all(torch.equal(b["attention_mask"][:2], padding) for b in given)
+    assert max(len(b["input_ids"]) for b in given) > 2  # copies of the padding came along
     assert attn.find_leaks(model, inputs, KeyPadding(4)).passed
     report = attn.find_leaks(model, inputs, KeyPadding(3))
     assert (report.leak.input, report.leak.kind) == (3, "padding")
