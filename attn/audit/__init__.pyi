@@ -27,6 +27,7 @@ class LeakReport:
     random: bool
     notes: tuple[str, ...]
     calls: int
+    rounding: float = 0.0
 
 @dataclass(frozen=True)
 class MaskAudit:
@@ -38,15 +39,20 @@ class MaskAudit:
     @property
     def passed(self) -> bool: ...
 
-def audit_mask(allowed: _Array) -> MaskAudit: ...
+def audit_mask(allowed: _Array, *, cross: bool = False) -> MaskAudit: ...
 def influence(
-    function: Callable[[Any], Any], x: _Array, *, batched: bool | None = None
+    function: Callable[[Any], Any],
+    x: Any,
+    *,
+    batched: bool | None = None,
+    progress: Callable[[int, int], object] | None = None,
 ) -> NDArray[np.bool_]: ...
 def find_leaks(
     function: Callable[[Any], Any],
-    x: _Array,
+    x: Any,
     mask: Mask | _Array,
     *,
     layers: int = 1,
     batched: bool | None = None,
+    progress: Callable[[int, int], object] | None = None,
 ) -> LeakReport: ...
