@@ -4,6 +4,7 @@
     rules       the rules: Causal, SlidingWindow, Dilated, PrefixLM, KeyPadding, SameDocument
     spans       what a rule says of a whole tile at once
     layout      a mask laid over L queries and S keys
+    areas       where it lets pairs through, found from coarse to fine
 
 May import attn.arrays and attn.arguments.
 """
