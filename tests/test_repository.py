@@ -44,15 +44,16 @@ ARROWS = {
 SHARED_WITH_TORCH = GROUND | {"masks", "cache"}
 TORCH_ARROWS = {
     "masks": set(),
-    "tiles": {"masks"},
+    "flex": {"masks"},
     "operands": {"masks"},
-    "attention": {"operands"},
-    "blockwise": {"attention", "operands", "tiles"},
+    "selection": set(),
+    "attention": {"operands", "selection"},
+    "blockwise": {"attention", "masks", "operands"},
     "heads": {"attention", "masks", "operands"},
     "positions": {"masks", "operands"},
     "additive": {"attention", "masks", "operands"},
-    "fused": {"attention", "masks", "operands"},
-    "ring": {"attention", "blockwise", "masks", "operands", "tiles"},
+    "fused": {"attention", "flex", "masks", "operands"},
+    "ring": {"attention", "blockwise", "masks", "operands"},
     "check": set(),
 }
 

@@ -23,6 +23,7 @@ from attn.torch.additive import AdditiveAttention, additive_weights, luong_score
 from attn.torch.attention import attention_weights, scaled_dot_product_attention, softmax
 from attn.torch.blockwise import blockwise_attention, merge_attention
 from attn.torch.check import as_numpy_function
+from attn.torch.flex import block_mask
 from attn.torch.fused import fused_attention, fused_path
 from attn.torch.heads import (
     MultiHeadAttention,
@@ -31,7 +32,7 @@ from attn.torch.heads import (
     repeat_kv,
     split_heads,
 )
-from attn.torch.masks import block_mask, dense_mask
+from attn.torch.masks import dense_mask
 from attn.torch.positions import alibi_bias, alibi_slopes, rotary, sinusoidal_positions
 from attn.torch.ring import RingTally, ring_attention, ring_positions
 

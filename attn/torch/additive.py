@@ -8,8 +8,8 @@ from torch import nn
 
 from attn import arguments
 from attn.torch.attention import normalise, weighted_average
-from attn.torch.masks import may_read_values
-from attn.torch.operands import empty_unseen, kept_pairs, without_autocast, working_dtype
+from attn.torch.masks import lay, may_read_values
+from attn.torch.operands import empty_unseen, without_autocast, working_dtype
 
 
 def additive_weights(query, key, w_query, w_key, v, mask=None, *, q_offset=None):
@@ -51,13 +51,13 @@ def additive_weights(query, key, w_query, w_key, v, mask=None, *, q_offset=None)
             [0.1735, 0.3716, 0.4549]])
     """
     arguments.arrays(torch.Tensor, query=query, key=key, w_query=w_query, w_key=w_key, v=v)
-    size, keep = _prepare(query, key, mask, q_offset)
+    size, keep = prepared(query, key, mask, q_offset)
     arguments.additive.weights(query.shape, key.shape, w_query.shape, w_key.shape, v.shape)
     wide = working_dtype(query.dtype)
     with without_autocast(query.device):
-        query_part = _slots(query, keep, -1, size).to(wide) @ w_query.to(wide)
-        key_part = _slots(key, keep, -2, size).to(wide) @ w_key.to(wide)
-        weights = _weights(query_part, key_part, v, keep)
+        query_part = slots(query, keep, -1, size).to(wide) @ w_query.to(wide)
+        key_part = slots(key, keep, -2, size).to(wide) @ w_key.to(wide)
+        weights = weigh(query_part, key_part, v, keep)
     return weights.to(query.dtype).reshape(*query.shape[:-1], size.S)
 
 
@@ -162,7 +162,7 @@ class AdditiveAttention(nn.Module):
         weights, keep, size = self._parts(query, key, mask, q_offset, value)
         with without_autocast(value.device):
             wide = working_dtype(value.dtype)
-            output = weighted_average(weights.to(wide), _slots(value, keep, -2, size).to(wide))
+            output = weighted_average(weights.to(wide), slots(value, keep, -2, size).to(wide))
         return output.to(value.dtype).reshape(*query.shape[:-1], size.Dv)
 
     def weights(self, query, key, mask=None, *, q_offset=None):
@@ -173,27 +173,28 @@ class AdditiveAttention(nn.Module):
     def _parts(self, query, key, mask, q_offset, value=None):
         arguments.heads.embedded(self.query.in_features, query=query)
         arguments.heads.embedded(self.key.in_features, key=key)
-        size, keep = _prepare(query, key, mask, q_offset, value)
-        query_part = self.query(_slots(query, keep, -1, size))
-        key_part = self.key(_slots(key, keep, -2, size))
+        size, keep = prepared(query, key, mask, q_offset, value)
+        query_part = self.query(slots(query, keep, -1, size))
+        key_part = self.key(slots(key, keep, -2, size))
         with without_autocast(query.device):
-            return _weights(query_part, key_part, self.v, keep), keep, size
+            return weigh(query_part, key_part, self.v, keep), keep, size
 
 
-def _prepare(query, key, mask, q_offset, value=None):
+def prepared(query, key, mask, q_offset, value=None):
     size = arguments.additive.sizes(query.shape, key.shape, None if value is None else value.shape)
     read_values = may_read_values(query.device)
     mask = arguments.additive.mask(mask, size, query.ndim, q_offset, torch.Tensor, read_values)
-    return size, kept_pairs(mask, None, q_offset, size, query.device)
+    laid = lay(mask, size, q_offset, query.device)
+    return size, None if laid is None else laid.pairs()
 
 
-def _slots(x, keep, dim, size):
+def slots(x, keep, dim, size):
     """Queries (dim -1), keys or values (dim -2) as (B, H, …), 0 where they take part in no pair."""
     taking_part = None if keep is None else keep.any(dim=dim)
     return empty_unseen(x.reshape(size.B, size.H, *x.shape[-2:]), taking_part)
 
 
-def _weights(query_part, key_part, v, keep):
+def weigh(query_part, key_part, v, keep):
     wide = working_dtype(query_part.dtype)
     scores = hidden_scores(query_part.to(wide), key_part.to(wide), v.to(wide))  # (B, H, L, S)
     return normalise(scores if keep is None else scores.masked_fill(~keep, -torch.inf))

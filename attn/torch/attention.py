@@ -9,6 +9,7 @@ import torch
 
 from attn import arguments
 from attn.torch.operands import prepare, without_autocast, working_dtype
+from attn.torch.selection import products, sums
 
 
 def softmax(scores):
@@ -30,6 +31,8 @@ def softmax(scores):
     ------
     TypeError
         `scores` is not a float tensor.
+    ValueError
+        `scores` has no axis.
 
     Source: Bridle (1990); the shift by the maximum, Blanchard, Higham & Higham (2021), section 3.
 
@@ -39,6 +42,7 @@ def softmax(scores):
     tensor([0.5000, 0.5000, 0.0000])
     """
     arguments.arrays(torch.Tensor, scores=scores)
+    arguments.rank("scores", scores.shape, 1, "(…, S)")
     return normalise(scores.to(working_dtype(scores.dtype))).to(scores.dtype)
 
 
@@ -57,7 +61,8 @@ def attention_weights(
     mask : Mask or Tensor of bool, optional
         True = may attend; a tensor broadcasts to (B, H, L, S), aligned from the right.
     bias, scale, softcap, sink, q_offset
-        As in attn.attention_weights; a bias or sink that requires a gradient gets one.
+        As in attn.attention_weights; a bias or sink that requires a gradient gets one, and so does
+        a `scale` that is a tensor without axes.
 
     Returns
     -------
@@ -81,6 +86,8 @@ def attention_weights(
     call = prepare(query, key, arguments.NO_VALUE, mask, **options)
     with without_autocast(query.device):
         weights = normalise(masked_scores(call), call.sink)
+        if call.guard is not None:  # a row of NaN has its hidden pairs as well
+            weights = weights.masked_fill(~call.guard, 0.0)
     return weights.to(query.dtype).reshape(*query.shape[:-1], call.size.S)
 
 
@@ -108,6 +115,12 @@ def scaled_dot_product_attention(
     TypeError, ValueError
         As attn.scaled_dot_product_attention.
 
+    Notes
+    -----
+    NaN and inf in a key reach the queries that may see it and no others. That is looked after where
+    values may be read, in eager code on the CPU; elsewhere 0 · NaN may spread from a key that some
+    queries see. What no query sees may hold anything everywhere.
+
     Source: Vaswani et al. (2017), section 3.2.1, equation 1.
 
     Examples
@@ -129,7 +142,9 @@ def attend(query, key, value, mask, options, dropout):
         weights = normalise(masked_scores(call), call.sink)
         if dropout:
             weights = torch.nn.functional.dropout(weights, dropout)
-        output = weighted_average(weights, call.value)
+        output = weighted_average(weights, call.value, call.guard)
+        if call.keep is not None:  # whatever comes back to an empty row goes no further
+            output = output.masked_fill(~call.keep.any(dim=-1)[..., None], 0.0)
     return output.to(query.dtype).reshape(*query.shape[:-1], call.size.Dv)
 
 
@@ -138,8 +153,11 @@ def masked_scores(call):
     size = call.size
     # The G query heads of a group read one key head: fold them into the rows of one product.
     rows = fold_groups(call.query, size.Hkv)  # (B, Hkv, G·L, D)
-    scores = call.scale * (rows @ call.key.mT)
-    scores = scores.reshape(size.B, size.H, size.L, size.S)
+    if call.guard is None:
+        scores = rows @ call.key.mT
+    else:
+        scores = products(rows, call.key, fold_groups(call.guard, size.Hkv))
+    scores = call.scale * scores.reshape(size.B, size.H, size.L, size.S)
     if call.softcap is not None:
         scores = call.softcap * torch.tanh(scores / call.softcap)
     if call.bias is not None:
@@ -161,10 +179,12 @@ def normalise(scores, sink=None):
     return weights / total.masked_fill(total == 0, 1.0)
 
 
-def weighted_average(weights, value):
+def weighted_average(weights, value, guard=None):
     """Mix the values: (B, H, L, S) times (B, Hkv, S, Dv)."""
-    rows = fold_groups(weights, value.shape[1])  # (B, Hkv, G·L, S)
-    return (rows @ value).reshape(*weights.shape[:-1], value.shape[-1])
+    Hkv = value.shape[1]
+    rows = fold_groups(weights, Hkv)  # (B, Hkv, G·L, S)
+    output = rows @ value if guard is None else sums(rows, value, fold_groups(guard, Hkv))
+    return output.reshape(*weights.shape[:-1], value.shape[-1])
 
 
 def fold_groups(x, Hkv):

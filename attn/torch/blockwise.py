@@ -15,18 +15,9 @@ import torch
 
 from attn import arguments
 from attn.torch.attention import masked_scores, weighted_average
-from attn.torch.operands import (
-    Call,
-    check_call,
-    default_scale,
-    empty_unseen,
-    four_axes,
-    narrowed,
-    seen_keys,
-    without_autocast,
-    working_dtype,
-)
-from attn.torch.tiles import EMPTY, FULL, cut, kept, tile_kinds
+from attn.torch.masks import FULL, SOME, may_read_values
+from attn.torch.operands import call as checked
+from attn.torch.operands import guarded, tile, widened, without_autocast, working_dtype
 
 EDGE = 512  # a tile of all heads together keeps a matrix product busy
 
@@ -69,17 +60,15 @@ def blockwise_attention(
     >>> output[0], lse[0].exp()
     (tensor([0.2500, 0.2500]), tensor(4.))
     """
-    options = {"bias": bias, "scale": scale, "softcap": softcap, "sink": sink, "q_offset": q_offset}
-    size = check_call(query, key, value, mask, **options)
+    options = dict(bias=bias, scale=scale, softcap=softcap, sink=sink, q_offset=q_offset)
+    call = checked(query, key, value, mask, **options)
     if block_size is not None:
         arguments.integer("block_size", block_size, low=1)
     with without_autocast(query.device):
-        call = four_dimensional(size, query, key, value, bias, scale, softcap, sink)
-        mask = four_axes(mask, size) if isinstance(mask, torch.Tensor) else mask
-        parts = zip(*each_tile_of_queries(call, mask, q_offset, block_size or EDGE), strict=True)
+        parts = zip(*each_tile_of_queries(guarded(widened(call)), block_size or EDGE), strict=True)
         output, lse = (torch.cat(part, dim=2) for part in parts)
     return (
-        output.to(query.dtype).reshape(*query.shape[:-1], size.Dv),
+        output.to(query.dtype).reshape(*query.shape[:-1], call.size.Dv),
         lse.reshape(query.shape[:-1]),
     )
 
@@ -138,33 +127,36 @@ class Running(NamedTuple):
 
 def start(call):
     """No key yet: m = -inf, ℓ = 0. A sink is a key without a value that came before the others."""
-    rows = call.query[..., :1]
-    # A sum over nothing is 0 and hangs on the graph, also where no tile is ever read.
+    # A sum over nothing is 0 and stays on the graph, also where no tile is ever read.
     operands = [x for x in (call.key, call.value, call.bias) if x is not None]
     nothing = call.query[..., :0].sum(-1, keepdim=True) + sum(x[..., :0].sum() for x in operands)
     if call.sink is None:
         peak, total = torch.full_like(nothing, -torch.inf).detach(), nothing
     else:
-        sink = call.sink[:, None, None].expand_as(rows) + nothing
+        sink = call.sink[:, None, None] + nothing
         peak = sink.detach()
         total = torch.exp(sink - finite(peak))
     return Running(peak, total, nothing.expand(*nothing.shape[:-1], call.size.Dv))
 
 
-def fold(running, scores, value):
+def fold(running, tile):
     """One more tile of keys."""
+    scores = masked_scores(tile)
     peak = torch.maximum(running.peak, scores.detach().amax(dim=-1, keepdim=True))
     shift = finite(peak)
     rescale = torch.exp(running.peak - shift)
     weights = torch.exp(scores - shift)
     total = rescale * running.total + weights.sum(dim=-1, keepdim=True)
-    return Running(peak, total, rescale * running.output + weighted_average(weights, value))
+    output = rescale * running.output + weighted_average(weights, tile.value, tile.guard)
+    return Running(peak, total, output)
 
 
 def finish(running):
     """output = o / ℓ and lse = m + ln ℓ; where no key was seen, 0 and -inf."""
-    total = torch.where(running.total == 0, 1.0, running.total)
-    return running.output / total, (running.peak + total.log())[..., 0]
+    empty = running.total == 0
+    total = running.total.masked_fill(empty, 1.0)
+    output = (running.output / total).masked_fill(empty, 0.0)  # nothing goes back through it
+    return output, (running.peak + total.log())[..., 0]
 
 
 def finite(peak):
@@ -172,47 +164,30 @@ def finite(peak):
     return torch.where(torch.isneginf(peak), 0.0, peak)
 
 
-def each_tile_of_queries(call, mask, q_offset, edge):
+def each_tile_of_queries(call, edge):
     """Yield (output, lse) for each tile of queries; without queries, for one that has no rows."""
-    kinds = tile_kinds(mask, q_offset, call.size, edge, call.query.device)
+    segments = segments_of(call, edge)
     for i, first in enumerate(range(0, max(call.size.L, 1), edge)):
         rows = slice(first, min(first + edge, call.size.L))
         running = start(call._replace(query=call.query[..., rows, :]))
-        for j, kind in enumerate(kinds[i % len(kinds)]):
-            if kind != EMPTY:
+        for begin, end, kind in segments[i % len(segments)]:
+            for j in range(begin, end):
                 keys = slice(j * edge, min((j + 1) * edge, call.size.S))
-                tile = read_tile(call, None if kind == FULL else mask, q_offset, rows, keys)
-                running = fold(running, masked_scores(tile), tile.value)
+                allowed = None if kind == FULL else call.mask.pairs(rows, keys)
+                running = fold(running, tile(call, rows, keys, allowed))
         yield finish(running)
 
 
-def read_tile(call, mask, q_offset, rows, keys):
-    """The call of one tile; a slot that the tile may not see can hold anything, even NaN."""
-    size = call.size._replace(L=rows.stop - rows.start, S=keys.stop - keys.start)
-    query, key, value = call.query[..., rows, :], call.key[..., keys, :], call.value[..., keys, :]
-    bias = None if call.bias is None else narrowed(cut(call.bias, rows, keys), query.dtype)
-    keep = None if bias is None else ~torch.isneginf(bias)
-    if mask is not None:
-        allowed = kept(mask, q_offset, size, rows, keys, query.device)
-        keep = allowed if keep is None else keep & allowed
-    if keep is not None:
-        query = empty_unseen(query, keep.any(dim=-1))
-        seen = seen_keys(keep, size)
-        key, value = empty_unseen(key, seen), empty_unseen(value, seen)
-    return call._replace(size=size, query=query, key=key, value=value, bias=bias, keep=keep)
+def segments_of(call, edge):
+    """The tiles of each row of tiles that hold a pair in any batch row, as (first, stop, kind).
 
-
-def four_dimensional(size, query, key, value, bias, scale, softcap, sink):
-    """The operands with the axes (B, H, L, D), in the working dtype."""
-    wide = working_dtype(query.dtype)
-    return Call(
-        size,
-        query.reshape(size.B, size.H, size.L, size.D).to(wide),
-        key.reshape(size.B, size.Hkv, size.S, size.D).to(wide),
-        value.reshape(size.B, size.Hkv, size.S, size.Dv).to(wide),
-        None,  # the pairs that take part are found tile by tile
-        None if bias is None else four_axes(bias, size),
-        default_scale(size.D) if scale is None else float(scale),
-        None if softcap is None else float(softcap),
-        None if sink is None else narrowed(sink, wide),
-    )
+    The host answers for rules and for tensors on the CPU, where a look costs nothing; elsewhere,
+    and in a compiled graph, every tile is looked at. One row may stand for all.
+    """
+    size, columns = call.size, -(-call.size.S // edge)
+    if call.mask is None:
+        return [[(0, columns, FULL)]]
+    full = 0 not in (size.B, size.H, size.L, size.S)
+    if full and may_read_values(call.query.device) and call.mask.has_values():
+        return call.mask.areas((edge, edge)).segments(-(-size.L // edge))
+    return [[(0, columns, SOME)]]

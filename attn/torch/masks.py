@@ -1,17 +1,24 @@
-"""Rules of attn.masks on tensors: dense boolean masks, and FlexAttention's lists of tiles.
+"""A mask laid over L queries and S keys, on tensors: all pairs, some of them, or tiles.
 
-The rules themselves are shared: they use operators only, so the same lines answer for tensors. The
-only file that knows FlexAttention.
+Rules are shared with NumPy: they use operators only, so the same lines answer for tensors. Whatever
+is asked about some queries and some keys is asked of one object, Laid.
 """
 
-import functools
+import math
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from attn import arguments
+from attn.arrays import to_numpy
 from attn.masks import Mask
-from attn.masks.layout import as_numpy, block_map, check_mask
+from attn.masks.areas import EMPTY, FULL, SOME, areas_of_map, find_areas
+from attn.masks.layout import block_map, check_mask, rule_on_spans
 from attn.masks.rule import convert_arrays
+from attn.masks.spans import Span
+
+ALL = slice(None)
 
 
 def dense_mask(mask, q_len, k_len, *, q_offset=None, batch=1, heads=1, device=None):
@@ -49,87 +56,107 @@ def dense_mask(mask, q_len, k_len, *, q_offset=None, batch=1, heads=1, device=No
     tensor([[1, 1, 1, 0],
             [1, 1, 1, 1]], dtype=torch.int32)
     """
-    read_values = may_read_values(device)
-    check_mask(
-        mask, q_len, k_len, q_offset=q_offset, batch=batch, heads=heads, read_values=read_values,
-        kind=torch.Tensor,
-    )  # fmt: skip
-    if isinstance(mask, Mask):
-        allowed = allowed_pairs(mask, q_len, k_len, q_offset, batch, heads, device)
-    else:
-        allowed = mask.to(device)[(None,) * (4 - mask.ndim)]
+    sizes = dict(q_offset=q_offset, batch=batch, heads=heads)
+    laid = lay(mask, checked_size(mask, q_len, k_len, device=device, **sizes), q_offset, device)
+    allowed = laid.pairs()
     return allowed.expand(*allowed.shape[:-2], q_len, k_len).clone()
 
 
-def block_mask(mask, q_len, k_len, *, q_offset=None, batch=1, heads=1, device=None, block_size=128):
-    """Hand a rule to FlexAttention: the tiles to visit, and the rule itself for the mixed ones.
-
-    The lists of tiles come from block_map, which asks the rule about spans of positions, so no
-    L · S pairs are evaluated; only an array mask is read as a whole.
-
-    Parameters
-    ----------
-    mask : Mask or Tensor of bool
-    q_len, k_len, q_offset, batch, heads, device
-        As in dense_mask.
-    block_size : int or (int, int)
-        Tile edge, or (query edge, key edge), in positions; GPU kernels want multiples of 128.
-
-    Returns
-    -------
-    BlockMask
-        For torch.nn.attention.flex_attention, shape (1|B, 1|H, L, S). Full tiles skip the rule.
-
-    Raises
-    ------
-    ValueError, TypeError
-        As dense_mask; ValueError also for a block size below 1.
-
-    Source: Dong et al. (2024), section 4.
-
-    Examples
-    --------
-    >>> from attn.torch import Causal
-    >>> block_mask(Causal(), 4, 4, block_size=2).to_dense()[0, 0]
-    tensor([[1, 0],
-            [1, 1]], dtype=torch.int32)
-    """
-    from torch.nn.attention.flex_attention import BlockMask
-
+def checked_size(mask, q_len, k_len, *, q_offset, batch, heads, device):
+    """The sizes of a mask that no query and no key came with, or the errors of attn.dense_mask."""
     check_mask(
         mask, q_len, k_len, q_offset=q_offset, batch=batch, heads=heads,
         read_values=may_read_values(device), kind=torch.Tensor,
     )  # fmt: skip
-    edges = block_size if isinstance(block_size, tuple) else (block_size, block_size)
-    tiles = tile_map(mask, q_len, k_len, q_offset, batch, heads, edges, device)
-    # A tile that sticks out over the last query or key is not full: kernels mask its outside.
-    if q_len % edges[0]:
-        tiles[..., -1, :].clamp_(max=1)
-    if k_len % edges[1]:
-        tiles[..., -1].clamp_(max=1)
-    some, full = _tile_lists(tiles == 1), _tile_lists(tiles == 2)
-    pairs = mask_mod(mask, q_offset, device)
-    return BlockMask.from_kv_blocks(
-        *some, *full, BLOCK_SIZE=edges, mask_mod=pairs, seq_lengths=(q_len, k_len)
-    )
+    return arguments.Sizes((batch,), batch, heads, heads, q_len, k_len, 0, 0)
 
 
-def tile_map(mask, q_len, k_len, q_offset, batch, heads, edges, device):
-    """block_map as a tensor (1|B, 1|H, tiles, tiles); array masks never leave their device."""
-    if isinstance(mask, Mask):
-        offset = as_numpy(q_offset) if hasattr(q_offset, "dtype") else q_offset
-        tiles = block_map(
-            mask, q_len, k_len, block_size=edges, q_offset=offset, batch=batch, heads=heads
+def lay(mask, size, q_offset, device):
+    """A mask that has passed the checks, over the queries and keys of a call; None stays None."""
+    if mask is None:
+        return None
+    if not isinstance(mask, Mask):
+        return Laid(four_axes(mask.to(device), size), None, size, 0, device)
+    start = 0 if q_offset is None else q_offset
+    if isinstance(start, np.integer):
+        start = int(start)
+    if not isinstance(start, int):  # an int stays one: a compiled graph then serves every offset
+        start = as_tensor(start, device).to(torch.int64).reshape(-1, 1, 1, 1)
+    rule = convert_arrays(mask, lambda array: as_tensor(array, device))
+    return Laid(mask, rule, size, start, device)
+
+
+class Laid(NamedTuple):
+    """A mask laid over queries and keys: answers for any of them, without writing out the rest."""
+
+    mask: Mask | torch.Tensor  # a rule as it was given, or bool (1|B, 1|H, 1|L, 1|S)
+    rule: Mask | None  # the rule with its arrays on the device
+    size: arguments.Sizes
+    start: int | torch.Tensor  # the position of query 0, or of each batch row's, (B, 1, 1, 1)
+    device: torch.device | None
+
+    def pairs(self, rows=ALL, keys=ALL, batch=ALL):
+        """Which pairs may attend, bool (1|B, 1|H, rows|1, keys|1); an ignored axis has length 1.
+
+        `rows` and `keys` are slices, or tensors of numbers in any order; `batch` is a slice.
+        """
+        if self.rule is None:
+            return part(self.mask, rows, keys, batch)
+        size, start = self.size, self.start
+        b, h, q, k = (
+            x.reshape([-1 if axis == own else 1 for axis in range(4)])
+            for own, x in enumerate((
+                numbers(batch, size.B, self.device), numbers(ALL, size.H, self.device),
+                numbers(rows, size.L, self.device), numbers(keys, size.S, self.device),
+            ))
+        )  # fmt: skip
+        if not isinstance(start, int) and len(start) > 1:
+            start = start[batch]
+        return as_boolean(self.mask, self.rule(b, h, start + q, k), (b, h, q, k))
+
+    def kinds(self, rows, keys):
+        """EMPTY, SOME or FULL for spans of rows and keys on axes 2 and 3, on the host."""
+        b, h = np.arange(self.size.B)[:, None, None, None], np.arange(self.size.H)[:, None, None]
+        start = self.start if isinstance(self.start, int) else to_numpy(self.start)
+        truth = rule_on_spans(self.mask, b, h, rows + start, keys)
+        kinds = np.where(truth.any, np.where(truth.all, FULL, SOME), EMPTY).astype(np.int8)
+        return np.broadcast_to(
+            kinds, np.broadcast_shapes(kinds.shape, rows.low.shape, keys.low.shape)
         )
-        return torch.as_tensor(tiles, device=device)
-    mask = mask.to(device)[(None,) * (4 - mask.ndim)]
-    mask = mask.expand(*mask.shape[:-2], q_len, k_len)
-    some, full = _tiles_where(mask, edges), ~_tiles_where(~mask, edges)
-    return some.to(torch.int8) + (some & full)
+
+    def has_values(self):
+        """Whether there is anything to look at: inside torch.func.vmap a tensor has no values."""
+        try:
+            if self.rule is None:
+                return bool(self.mask.flatten()[:1].sum() >= 0)
+            first = Span(*np.zeros((2, 1, 1, 1, 1), int))
+            return self.kinds(first, first).size > 0
+        except RuntimeError:
+            return False
+
+    def areas(self, edges):
+        """Where pairs may attend, as areas of tiles: the work grows with their border."""
+        if self.rule is None:
+            return areas_of_map(self.tiles(edges).numpy(force=True))
+        self.pairs(slice(0, 1), slice(0, 1))  # spans hide an answer that is not boolean
+        return find_areas(self.kinds, (self.size.L, self.size.S), edges)
+
+    def tiles(self, edges):
+        """EMPTY, SOME or FULL for every tile, int8 (1|B, 1|H, rows of tiles, tiles)."""
+        size = self.size
+        if self.rule is None:  # array masks never leave their device
+            mask = self.mask.expand(*self.mask.shape[:-2], size.L, size.S)
+            some, full = tiles_with(mask, edges), ~tiles_with(~mask, edges)
+            return some.to(torch.int8) + (some & full)
+        start = self.start if isinstance(self.start, int) else to_numpy(self.start).ravel()
+        tiles = block_map(
+            self.mask, size.L, size.S, block_size=edges, q_offset=start, batch=size.B, heads=size.H
+        )
+        return torch.as_tensor(tiles, device=self.device)
 
 
-def _tiles_where(chosen, edges):
-    """Which tiles hold a chosen pair; what sticks out over the matrix is not chosen."""
+def tiles_with(chosen, edges):
+    """Which tiles hold a chosen pair; what lies beyond the matrix is not chosen."""
     for dim, edge in ((-1, edges[1]), (-2, edges[0])):
         missing = -chosen.shape[dim] % edge
         padding = (0, missing) if dim == -1 else (0, 0, 0, missing)
@@ -138,74 +165,43 @@ def _tiles_where(chosen, edges):
     return chosen
 
 
-def _tile_lists(chosen):
-    """For each row of tiles, how many are chosen, and their columns: those first, in order."""
-    counts = chosen.sum(dim=-1, dtype=torch.int32)
-    columns = chosen.to(torch.int8).argsort(dim=-1, descending=True, stable=True)
-    return counts, columns.to(torch.int32).contiguous()
+def numbers(which, count, device):
+    """0 … count − 1, those of a slice, or the numbers given."""
+    if not isinstance(which, slice):
+        return which
+    first, stop = (0, count) if which == ALL else (which.start, which.stop)
+    return torch.arange(first, stop, device=device)
 
 
-def mask_mod(mask, q_offset, device):
-    """The function of index tensors that FlexAttention compiles: the rule at query positions."""
-    if not isinstance(mask, Mask):
-        table = mask.to(device)[(None,) * (4 - mask.ndim)]
-        return lambda b, h, q, k: entry(table, b, h, q, k)
-    rule = on_device(mask, device)
-    if q_offset is None:
-        return lambda b, h, q, k: rule(b, h, q, k)
-    start = as_tensor(q_offset, device).to(torch.int32).reshape(-1, 1, 1, 1)
-    return lambda b, h, q, k: rule(b, h, q + entry(start, b, 0, 0, 0), k)
+def part(table, rows, keys, batch=ALL):
+    """Some rows and keys of a table (1|B, 1|H, 1|L, 1|S), whole along axes of length 1."""
+    table = table if len(table) == 1 else table[batch]
+    table = table if table.shape[2] == 1 else table[:, :, rows]
+    return table if table.shape[3] == 1 else table[..., keys]
 
 
-def entry(table, *index):
-    """Look up (b, h, q, k) in a table whose axes of length 1 stand for every index."""
-    return table[tuple(i if n > 1 else i * 0 for i, n in zip(index, table.shape, strict=True))]
+def four_axes(x, size):
+    """A mask or bias as (1|B, 1|H, 1|L, 1|S); several batch axes are flattened in order."""
+    x = x[(None,) * (4 - x.ndim)]
+    rows, rest = math.prod(x.shape[:-3]), x.shape[-3:]
+    if rows not in (1, size.B):  # has some of the batch axes of query only
+        rows, x = size.B, x.expand(*size.batch, *rest)
+    return x.reshape(rows, *rest)
 
 
-def flex_attention(query, key, value, *, score_mod, block_mask, scale, with_lse):
-    """FlexAttention's output and, where asked for, the log of each row's sum (natural log)."""
-    from torch.nn.attention.flex_attention import AuxRequest
-
-    aux = AuxRequest(lse=True) if with_lse else None
-    result = _flex_kernel()(
-        query, key, value, score_mod=score_mod, block_mask=block_mask, scale=scale,
-        enable_gqa=query.shape[1] != key.shape[1], return_aux=aux,
-    )  # fmt: skip
-    return (result[0], result[1].lse) if with_lse else (result, None)
-
-
-@functools.cache
-def _flex_kernel():
-    """Compiled: as it stands, torch would write out the whole matrix of scores."""
-    from torch.nn.attention import flex_attention as flex
-
-    # Each rule and length is a kernel of its own; past torch's limit of 8 it would compile no more.
-    return torch.compile(flex.flex_attention, dynamic=False, recompile_limit=256)
-
-
-def allowed_pairs(mask, q_len, k_len, q_offset, batch, heads, device, first_key=0):
-    """A rule as a tensor in which every axis that the rule ignores has length 1."""
-    start = 0 if q_offset is None else q_offset
-    if not isinstance(start, int):  # an int stays one: a compiled graph then serves every offset
-        start = as_tensor(start, device).to(torch.int64).reshape(-1, 1, 1, 1)
-    b = torch.arange(batch, device=device)[:, None, None, None]
-    h = torch.arange(heads, device=device)[None, :, None, None]
-    q = start + torch.arange(q_len, device=device)[None, None, :, None]
-    k = first_key + torch.arange(k_len, device=device)[None, None, None]
-    return as_boolean(mask, on_device(mask, device)(b, h, q, k))
-
-
-def as_boolean(mask, answer):
-    """A rule's answer on four axes, refused unless it is boolean."""
+def as_boolean(mask, answer, asked):
+    """A rule's answer with four axes, refused unless it is boolean and fits what was asked."""
     if getattr(answer, "dtype", None) is not torch.bool:
         got = getattr(answer, "dtype", type(answer).__name__)
         raise TypeError(f"mask {mask!r}: expected a boolean tensor as its answer, got {got}")
-    return answer[(None,) * (4 - answer.ndim)]
-
-
-def on_device(mask, device):
-    """The same rule with the arrays inside it as tensors on `device`."""
-    return convert_arrays(mask, lambda array: as_tensor(array, device))
+    four = answer[(None,) * (4 - answer.ndim)]
+    shape = tuple(x.shape[axis] for axis, x in enumerate(asked))
+    if four.ndim > 4 or any(have not in (1, n) for have, n in zip(four.shape, shape, strict=True)):
+        raise ValueError(
+            f"mask {mask!r}: expected an answer that broadcasts to the pairs it is asked about, "
+            f"(B, H, L, S) = {shape}, got shape {tuple(answer.shape)}"
+        )
+    return four
 
 
 def as_tensor(value, device):

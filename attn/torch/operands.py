@@ -1,4 +1,9 @@
-"""One call's operands, checked and brought to the one form that the formulas are written in."""
+"""One call's operands, checked and brought to the one form that the formulas are written in.
+
+`call` checks and hands on four axes (B, H, L, D); `resolved` adds what a formula over the whole
+matrix of scores needs: the working dtype, the pairs that take part, and queries, keys and values
+whose slots without a partner are emptied. `tile` does the same for some rows and keys.
+"""
 
 import contextlib
 import math
@@ -7,63 +12,128 @@ from typing import NamedTuple
 import torch
 
 from attn import arguments
-from attn.masks import Mask
-from attn.torch.masks import allowed_pairs, may_read_values
+from attn.torch.masks import Laid, four_axes, lay, may_read_values, part
 
 
 class Call(NamedTuple):
-    """The operands of one call after the checks: 4-D, working dtype, unseen slots emptied."""
+    """The operands of one call after the checks, with four axes."""
 
     size: arguments.Sizes
     query: torch.Tensor  # (B, H, L, D)
     key: torch.Tensor  # (B, Hkv, S, D)
     value: torch.Tensor | None  # (B, Hkv, S, Dv)
-    keep: torch.Tensor | None  # bool, (1|B, 1|H, 1|L, 1|S)
-    bias: torch.Tensor | None  # (1|B, 1|H, 1|L, 1|S)
-    scale: float
+    mask: Laid | None
+    bias: torch.Tensor | None  # (1|B, 1|H, 1|L, 1|S), working dtype
+    scale: float | torch.Tensor  # a learned one has no axes
     softcap: float | None
-    sink: torch.Tensor | None  # (H,)
+    sink: torch.Tensor | None  # (H,), working dtype
+    keep: torch.Tensor | None = None  # once resolved: bool (1|B, 1|H, 1|L, 1|S), or all pairs
+    careful: bool = False  # a slot that some queries see and others do not may hold NaN or inf
+
+    @property
+    def guard(self):
+        """The pairs that take part, (B, H, L, S), where hidden ones have to be kept out of sums."""
+        size = self.size
+        if not self.careful or self.keep is None:
+            return None
+        return self.keep.expand(size.B, size.H, size.L, size.S)
 
 
-def check_call(query, key, value, mask, **options):
-    """Refuse a bad call in the words that the whole family shares; hand on its sizes."""
+def call(query, key, value, mask, *, bias, scale, softcap, sink, q_offset):
+    """Refuse a bad call in the words that the whole family shares; else its operands."""
     operands = {"query": query, "key": key, "value": value}
     given = {name: x for name, x in operands.items() if x is not arguments.NO_VALUE}
     arguments.arrays(torch.Tensor, **given)
     size = arguments.sizes(**{f"{name}_shape": x.shape for name, x in given.items()})
-    read_values = may_read_values(query.device)
-    arguments.options(size, mask, **options, read_values=read_values, kind=torch.Tensor)
-    return size
-
-
-def prepare(query, key, value, mask, *, bias, scale, softcap, sink, q_offset):
-    """Check a call and bring its operands to one form; every step is differentiable."""
-    options = dict(bias=bias, scale=scale, softcap=softcap, sink=sink, q_offset=q_offset)
-    size = check_call(query, key, value, mask, **options)
+    arguments.options(
+        size, mask, bias=bias, scale=scale, softcap=softcap, sink=sink, q_offset=q_offset,
+        read_values=may_read_values(query.device), kind=torch.Tensor,
+    )  # fmt: skip
     wide = working_dtype(query.dtype)
-    bias = None if bias is None else narrowed(four_axes(bias, size), wide)
-    keep = kept_pairs(mask, bias, q_offset, size, query.device)
-
-    def slots(x, heads, seen):
-        return empty_unseen(x.reshape(size.B, heads, *x.shape[-2:]), seen).to(wide)
-
-    seeing, seen = (None, None) if keep is None else (keep.any(dim=-1), seen_keys(keep, size))
     return Call(
         size,
-        slots(query, size.H, seeing),
-        slots(key, size.Hkv, seen),
-        None if value is arguments.NO_VALUE else slots(value, size.Hkv, seen),
-        keep,
-        bias,
-        default_scale(size.D) if scale is None else float(scale),
+        query.reshape(size.B, size.H, size.L, size.D),
+        key.reshape(size.B, size.Hkv, size.S, size.D),
+        None if size.Dv is None else value.reshape(size.B, size.Hkv, size.S, size.Dv),
+        lay(mask, size, q_offset, query.device),
+        None if bias is None else narrowed(four_axes(bias, size), wide),
+        working_scale(scale, size.D, wide),
         None if softcap is None else float(softcap),
         None if sink is None else narrowed(sink, wide),
     )
 
 
-def default_scale(D):
-    """1/√D; with D = 0 every dot product is an empty sum and any scale will do."""
-    return 1 / math.sqrt(D) if D else 1.0
+def resolved(call):
+    """The same call in the working dtype, with its pairs written out and unseen slots emptied."""
+    return guarded(emptied(widened(call), None if call.mask is None else call.mask.pairs()))
+
+
+def prepare(*operands, **options):
+    """A call with all that the formulas over the whole matrix of scores need."""
+    return resolved(call(*operands, **options))
+
+
+def widened(call):
+    """The same call in the working dtype."""
+    wide = working_dtype(call.query.dtype)
+    value = None if call.value is None else call.value.to(wide)
+    return call._replace(query=call.query.to(wide), key=call.key.to(wide), value=value)
+
+
+def tile(call, rows, keys, allowed):
+    """Some rows and keys of a call; `allowed` is which pairs may attend, None for all."""
+    size = call.size._replace(L=rows.stop - rows.start, S=keys.stop - keys.start)
+    query, key, value = call.query[..., rows, :], call.key[..., keys, :], call.value[..., keys, :]
+    bias = None if call.bias is None else part(call.bias, rows, keys)
+    call = call._replace(size=size, query=query, key=key, value=value, mask=None, bias=bias)
+    return emptied(call, allowed)
+
+
+def emptied(call, allowed):
+    """Slots that take no part hold 0: they may hold anything, and 0 times NaN would be NaN."""
+    keep = kept_pairs(allowed, call.bias)
+    if keep is None:
+        return call
+    seeing, seen = keep.any(dim=-1), grouped(keep.any(dim=-2), call.size)
+    return call._replace(
+        query=empty_unseen(call.query, seeing),
+        key=empty_unseen(call.key, seen),
+        value=None if call.value is None else empty_unseen(call.value, seen),
+        keep=keep,
+    )
+
+
+def guarded(call):
+    """The same call, careful if a slot that some queries see and others do not may hold NaN or inf.
+
+    What is left to look at is looked at where that costs nothing; elsewhere NaN may spread.
+    """
+    size, keep = call.size, call.keep
+    if keep is None:
+        alike = call.mask is None and call.bias is None
+    else:
+        alike = keep.shape[2] == 1 and (keep.shape[1] == 1 or size.Hkv == size.H)
+    if alike or not may_read_values(call.query.device):
+        return call
+    return call._replace(careful=all_finite(call.query, call.key, call.value) is False)
+
+
+def all_finite(*operands):
+    """Whether no operand holds NaN or inf, by one sum of each; None where values are not there."""
+    try:
+        sums = [x.detach().sum(dtype=working_dtype(x.dtype)) for x in operands if x is not None]
+        return bool(torch.stack(sums).isfinite().all())
+    except RuntimeError:  # inside torch.func.vmap there are no values to look at
+        return None
+
+
+def working_scale(scale, D, dtype):
+    """1/√D unless given; with D = 0 every dot product is an empty sum and any scale will do."""
+    if isinstance(scale, torch.Tensor):
+        return narrowed(scale, dtype)
+    if scale is None:
+        return 1 / math.sqrt(D) if D else 1.0
+    return float(scale)
 
 
 def working_dtype(dtype):
@@ -73,7 +143,8 @@ def working_dtype(dtype):
 
 def without_autocast(device):
     """A context in which tensors keep the dtype they are given."""
-    if not torch.amp.is_autocast_available(device.type):
+    # The meta device, which has no numbers, is none that autocast has heard of.
+    if device.type == "meta" or not torch.amp.is_autocast_available(device.type):
         return contextlib.nullcontext()
     return torch.autocast(device.type, enabled=False)
 
@@ -86,34 +157,17 @@ def narrowed(x, dtype):
     return x.to(dtype)
 
 
-def four_axes(x, size):
-    """A mask or bias as (1|B, 1|H, 1|L, 1|S); several batch axes are flattened in order."""
-    x = x[(None,) * (4 - x.ndim)]
-    rows, rest = math.prod(x.shape[:-3]), x.shape[-3:]
-    if rows not in (1, size.B):  # has some of the batch axes of query only
-        rows, x = size.B, x.expand(*size.batch, *rest)
-    return x.reshape(rows, *rest)
-
-
-def kept_pairs(mask, bias, q_offset, size, device):
+def kept_pairs(allowed, bias):
     """The pairs that take part: allowed by the mask and not removed by a bias of -inf."""
-    keep = None
-    if isinstance(mask, Mask):
-        keep = allowed_pairs(mask, size.L, size.S, q_offset, size.B, size.H, device)
-    elif mask is not None:
-        keep = four_axes(mask, size)
     if bias is None:
-        return keep
+        return allowed
     finite = ~torch.isneginf(bias)
-    return finite if keep is None else keep & finite
+    return finite if allowed is None else allowed & finite
 
 
-def seen_keys(keep, size):
-    """The key slots that at least one query may see, (1|B, 1|Hkv, 1|S)."""
-    seen = keep.any(dim=-2)  # (1|B, 1|H, 1|S)
-    if seen.shape[1] > 1:  # one key head serves G query heads
-        seen = seen.unflatten(1, (size.Hkv, -1)).any(dim=2)
-    return seen
+def grouped(seen, size):
+    """Keys that a query head sees, (1|B, 1|H, 1|S), as those that any head of its group sees."""
+    return seen if seen.shape[1] == 1 else seen.unflatten(1, (size.Hkv, -1)).any(dim=2)
 
 
 def empty_unseen(slots, seen):

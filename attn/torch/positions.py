@@ -44,7 +44,7 @@ def sinusoidal_positions(length, size, *, device=None, dtype=None):
             [0.8415, 0.5403, 0.0100, 0.9999]])
     """
     arguments.positions.table(length, size)
-    angles = _angles(torch.arange(length, device=device), size, 10000.0)  # (L, E/2)
+    angles = angles_of(torch.arange(length, device=device), size, 10000.0)  # (L, E/2)
     waves = torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2)
     return waves.to(torch.get_default_dtype() if dtype is None else dtype)
 
@@ -91,7 +91,7 @@ def rotary(x, positions, *, layout, base=10000.0, size=None):
     shape, two = ((size // 2, 2), -1) if layout == "interleaved" else ((2, size // 2), -2)
     with without_autocast(x.device):
         wide = x.to(working_dtype(x.dtype))
-        angles = _angles(positions, size, base)  # (…, L, size/2)
+        angles = angles_of(positions, size, base)  # (…, L, size/2)
         cos, sin = angles.cos().to(wide.dtype), angles.sin().to(wide.dtype)
         first, second = wide[..., :size].unflatten(-1, shape).unbind(two)
         pairs = torch.stack([first * cos - second * sin, first * sin + second * cos], dim=two)
@@ -130,8 +130,8 @@ def alibi_slopes(num_heads, *, device=None, dtype=None):
     tensor([0.2500, 0.0625, 0.0156, 0.0039, 0.5000, 0.1250])
     """
     arguments.integer("num_heads", num_heads, low=1)
-    slopes = _slopes(num_heads, torch.device(device or torch.get_default_device()))
-    return slopes.to(torch.get_default_dtype() if dtype is None else dtype)
+    wide = slopes(num_heads, torch.device(device or torch.get_default_device()))
+    return wide.to(torch.get_default_dtype() if dtype is None else dtype)
 
 
 def alibi_bias(num_heads, q_len, k_len, *, q_offset=0, device=None, dtype=None):
@@ -167,27 +167,30 @@ def alibi_bias(num_heads, q_len, k_len, *, q_offset=0, device=None, dtype=None):
             [-1.5000, -1.0000, -0.5000,  0.0000]])
     """
     arguments.positions.alibi(num_heads, q_len, k_len, q_offset)
-    start = torch.as_tensor(q_offset, device=device).reshape(-1, 1, 1, 1)
+    start = as_tensor(q_offset, device).reshape(-1, 1, 1, 1)
     query_at = start + torch.arange(q_len, device=start.device)[:, None]  # (1|B, 1, L, 1)
     nearness = -(query_at - torch.arange(k_len, device=start.device)).abs()  # (1|B, 1, L, S)
-    bias = _slopes(num_heads, start.device)[:, None, None] * nearness
-    return bias.to(torch.get_default_dtype() if dtype is None else dtype)
+    bias = slopes(num_heads, start.device)[:, None, None] * nearness
+    dtype = torch.get_default_dtype() if dtype is None else dtype
+    # Beyond what a narrow dtype can hold -inf would stand, which removes the key.
+    return bias.clamp(min=torch.finfo(dtype).min).to(dtype)
 
 
-def _slopes(num_heads, device):
-    below = 2 ** (int(num_heads).bit_length() - 1)
-    wide = _widest(device)
+def slopes(num_heads, device):
+    """alibi_slopes in the widest float of the device."""
+    below = 2 ** (int(num_heads).bit_length() - 1)  # the power of two below H
+    wide = widest(device)
     whole = torch.arange(1, below + 1, device=device, dtype=wide)
     between = 1 + 2 * torch.arange(num_heads - below, device=device, dtype=wide)
     return torch.exp2(torch.cat([-8 / below * whole, -4 / below * between]))
 
 
-def _angles(positions, size, base):
+def angles_of(positions, size, base):
     """Position times base^(−2i/size), in the widest float of the device."""
-    wide = _widest(positions.device)
+    wide = widest(positions.device)
     pair = torch.arange(0, size, 2, device=positions.device, dtype=wide)
     return positions.to(wide)[..., None] * base ** (-pair / max(size, 1))
 
 
-def _widest(device):
+def widest(device):
     return torch.float32 if device.type == "mps" else torch.float64

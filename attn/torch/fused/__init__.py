@@ -2,7 +2,8 @@
 
     paths       the public functions, and the choice between the kernels
     kernels     SDPA, FlexAttention, and SDPA on the strips that a rule leaves
-    strips      some rows of queries with just the keys that they may see
+    strips      the plan: some rows of queries with just the keys that they may see
+    run         a plan carried out
     unseen      slots that take no part are emptied, without writing out the mask
 
 May import every other torch file but attn.torch.ring.

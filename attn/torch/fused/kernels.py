@@ -6,28 +6,40 @@ import torch
 from torch.nn import functional
 
 from attn.torch.attention import scaled_dot_product_attention
-from attn.torch.fused.strips import attend_strips
+from attn.torch.flex import entry, flex_attention, laid_block_mask
+from attn.torch.fused.run import attend_strips
 from attn.torch.fused.unseen import empty_unseen_slots
-from attn.torch.masks import block_mask, entry, flex_attention
 
 
 def sdpa(query, key, value, keep=None, bias=None, *, scale, causal=False):
     """torch's fused kernel on operands that it takes as they are."""
-    if scale <= 0:  # it scales after it masks: -inf times a negative scale would be +inf
-        query, scale = query * scale, 1.0
+    query, scale = scaled(query, scale)
+    silent = None
     if bias is not None:
         keep = bias if keep is None else bias.masked_fill(~keep, -torch.inf)
+        silent = torch.isneginf(keep).all(dim=-1, keepdim=True)
     Dv = value.shape[-1]
     if not query.is_cuda and query.shape[-1] != Dv:  # the CPU's kernel knows one head size only
-        query, key, value = _padded(max(query.shape[-1], Dv), query, key, value)
+        query, key, value = padded(max(query.shape[-1], Dv), query, key, value)
+    # Not enable_gqa=(H != Hkv): in a graph for any length that is no bool.
+    grouped = {"enable_gqa": True} if query.shape[1] != key.shape[1] else {}
     output = functional.scaled_dot_product_attention(
         query, key, value, attn_mask=keep, is_causal=causal, scale=scale,
-        enable_gqa=query.shape[1] != key.shape[1],
+        **grouped,
     )  # fmt: skip
-    return output[..., :Dv]
+    output = output[..., :Dv]
+    return output if silent is None else output.masked_fill(silent, 0.0)
 
 
-def _padded(width, *tensors):
+def scaled(query, scale):
+    """A scale that kernels take: a positive number. They scale after they mask, and -inf times a
+    negative number would be +inf; one that is learned they would take for a constant."""
+    if isinstance(scale, torch.Tensor) or scale <= 0:
+        return query * scale, 1.0
+    return query, scale
+
+
+def padded(width, *tensors):
     return [functional.pad(x, (0, width - x.shape[-1])) for x in tensors]
 
 
@@ -36,16 +48,21 @@ def whole(call):
 
 
 def causal(call):
-    size, offset = call.size, call.q_offset or 0
-    seen = size.L + offset  # keys behind it are seen by nobody and may hold NaN
-    key, value = call.key[..., :seen, :], call.value[..., :seen, :]
-    if offset:
+    call = without_keys_behind(call)
+    query, key, value = call.query, call.key, call.value
+    if call.mask.start:
         # Imported when used: it brings torch's compiler, most of a second in each process.
         from torch.nn.attention.bias import causal_lower_right
 
-        keep = causal_lower_right(size.L, seen)
-        return sdpa(call.query, key, value, keep, scale=call.scale)
-    return sdpa(call.query, key, value, scale=call.scale, causal=True)
+        keep = causal_lower_right(query.shape[-2], key.shape[-2])
+        return sdpa(query, key, value, keep, scale=call.scale)
+    return sdpa(query, key, value, scale=call.scale, causal=True)
+
+
+def without_keys_behind(call):
+    """Keys behind the last query of a causal call are seen by nobody and may hold NaN."""
+    seen = call.size.L + call.mask.start
+    return call._replace(key=call.key[..., :seen, :], value=call.value[..., :seen, :])
 
 
 def sdpa_slices(call):
@@ -66,26 +83,24 @@ def flex(call):
     size = call.size
     if call.mask is not None or call.bias is not None:
         call = empty_unseen_slots(call)
-    block = None
-    if call.mask is not None:
-        block = block_mask(
-            call.mask, size.L, size.S, q_offset=call.q_offset, batch=size.B, heads=size.H,
-            device=call.query.device,
-        )  # fmt: skip
+    query, scale = scaled(call.query, call.scale)
+    block = None if call.mask is None else laid_block_mask(call.mask)
     width = max(16, size.D), max(16, size.Dv)  # the kernel's least head sizes
     output, lse = flex_attention(
-        *_padded(width[0], call.query, call.key), *_padded(width[1], call.value),
-        score_mod=_score_mod(call), block_mask=block, scale=call.scale,
+        *padded(width[0], query, call.key), *padded(width[1], call.value),
+        score_mod=score_mod_of(call), block_mask=block, scale=scale,
         with_lse=call.sink is not None,
     )  # fmt: skip
     output = output[..., : size.Dv]
     if call.sink is None:
         return output
-    kept = torch.sigmoid(lse.to(call.sink.dtype) - call.sink[:, None])  # e^lse / (e^lse + e^sink)
+    lse, sink = lse.to(call.sink.dtype), call.sink[:, None]
+    gap = torch.where(torch.isneginf(lse), lse, lse - sink)  # a row that sees nothing stays at 0
+    kept = torch.sigmoid(gap)  # e^lse / (e^lse + e^sink)
     return output * kept[..., None]
 
 
-def _score_mod(call):
+def score_mod_of(call):
     softcap, bias = call.softcap, call.bias
     if softcap is None and bias is None:
         return None

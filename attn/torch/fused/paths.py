@@ -4,20 +4,16 @@ The numbers are those of attn.torch.scaled_dot_product_attention, for every mask
 """
 
 import torch
+from torch.autograd import forward_ad
 
 from attn import arguments
-from attn.masks import Causal, Mask
+from attn.masks import Causal
 from attn.torch.attention import scaled_dot_product_attention
-from attn.torch.fused.kernels import KERNELS
-from attn.torch.fused.unseen import Operands, empty_unseen_slots, pairs_of
-from attn.torch.operands import (
-    check_call,
-    default_scale,
-    four_axes,
-    narrowed,
-    without_autocast,
-    working_dtype,
-)
+from attn.torch.fused.kernels import KERNELS, without_keys_behind
+from attn.torch.fused.unseen import empty_unseen_slots
+from attn.torch.masks import may_read_values
+from attn.torch.operands import call as checked
+from attn.torch.operands import widened, without_autocast, working_dtype
 
 
 @arguments.explained
@@ -45,6 +41,10 @@ def fused_attention(
     TypeError, ValueError
         As scaled_dot_product_attention.
 
+    Notes
+    -----
+    NaN and inf in a key stay where scaled_dot_product_attention keeps them.
+
     See Also
     --------
     fused_path : which kernel a call runs on.
@@ -60,12 +60,12 @@ def fused_attention(
             [1.9778, 2.4067]])
     """
     options = dict(bias=bias, scale=scale, softcap=softcap, sink=sink, q_offset=q_offset)
-    path, call = _plan(query, key, value, mask, **options)
+    path, call = plan_call(query, key, value, mask, **options)
     if path == "plain":
         return scaled_dot_product_attention(query, key, value, mask, **options)
     with without_autocast(query.device):
         output = KERNELS[path](call)
-        output = _on_the_graph(output, call)
+        output = on_the_graph(output, call)
     return output.to(query.dtype).reshape(*query.shape[:-1], call.size.Dv)
 
 
@@ -85,9 +85,11 @@ def fused_path(
     str
         "sdpa" (no mask) and "sdpa causal": one call of torch's kernel. "flex": FlexAttention, on a
         GPU. "sdpa slices": torch's kernel on the strips that the mask leaves, on a CPU. "plain
-        slices": the same strips by scaled_dot_product_attention, for a softcap or a sink. "plain":
-        that function on the whole call, where no kernel is right: no rows or features, scores that
-        overflow, float64 on a GPU, and masks inside torch.compile, which cannot read tiles.
+        slices": the same strips by scaled_dot_product_attention, for a softcap or a sink, and where
+        a slot that some queries see holds NaN, inf or numbers whose products overflow. "plain":
+        that function on the whole call, where no kernel is right: no rows or features, float64 on a
+        GPU, a derivative forwards (torch.func.jvp), and masks inside torch.compile and
+        torch.func.vmap, which cannot read tiles.
 
     Raises
     ------
@@ -104,61 +106,52 @@ def fused_path(
     ['sdpa', 'sdpa causal', 'sdpa slices']
     """
     options = dict(bias=bias, scale=scale, softcap=softcap, sink=sink, q_offset=q_offset)
-    return _plan(query, key, value, mask, **options)[0]
+    return plan_call(query, key, value, mask, **options)[0]
 
 
-def _plan(query, key, value, mask, **options):
+def plan_call(query, key, value, mask, **options):
     """The path of a call and its operands: what both functions above go by."""
-    call = _operands(query, key, value, mask, **options)
-    if 0 in call.size[1:]:
+    call = checked(query, key, value, mask, **options)
+    bare = call.bias is None and call.softcap is None and call.sink is None
+    # SDPA wants a bias in the dtype of query, and a scale > 0: where it would round, go wider.
+    if call.bias is not None or isinstance(call.scale, torch.Tensor) or call.scale <= 0:
+        call = widened(call)
+    if 0 in call.size[1:] or (may_read_values(query.device) and has_tangent(call)):
         return "plain", call
-    if options["bias"] is None and options["softcap"] is None and options["sink"] is None:
-        if mask is None:
-            return "sdpa", call
-        if _is_causal_for_sdpa(call):
-            return "sdpa causal", call
+    if bare and mask is None:
+        return "sdpa", call
+    if bare and is_causal_for_sdpa(call) and overflows(without_keys_behind(call)) is not True:
+        return "sdpa causal", call
     device = query.device.type
     if torch.compiler.is_compiling() or device not in ("cpu", "cuda"):
         return "plain", call
-    if isinstance(mask, Mask):
-        first = torch.zeros(1, dtype=torch.int64, device=query.device)
-        pairs_of(call)(first, first, slice(None))  # a rule whose answer is not boolean is refused
+    if call.mask is not None:
+        call.mask.pairs(slice(0, 1), slice(0, 1))  # a rule whose answer is not boolean is refused
     if device == "cuda":
-        return ("flex" if _flex_can(call) else "plain"), call
+        return ("flex" if flex_can(call) else "plain"), call
+    return path_of_strips(call)
+
+
+def path_of_strips(call):
+    """Slices by torch's kernel, unless an operand or an option is not for it."""
+    spoilt, mask = overflows(call), call.mask
+    if spoilt is None or (mask is not None and not mask.has_values()):  # inside torch.func.vmap
+        return "plain", call
     if call.softcap is not None or call.sink is not None:
         return "plain slices", call
-    if not _scores_are_finite(call):
+    if spoilt:
         call = empty_unseen_slots(call)
-        if not _scores_are_finite(call):
-            return "plain", call
-    return "sdpa slices", call
+        spoilt = overflows(call)
+    return ("plain slices" if spoilt else "sdpa slices"), call
 
 
-def _operands(query, key, value, mask, *, bias, scale, softcap, sink, q_offset):
-    options = dict(bias=bias, scale=scale, softcap=softcap, sink=sink, q_offset=q_offset)
-    size = check_call(query, key, value, mask, **options)
-    scale = default_scale(size.D) if scale is None else float(scale)
-    wide = working_dtype(query.dtype)
-    # SDPA wants a bias in the dtype of query, and a scale > 0: where it would round, go wider.
-    dtype = query.dtype if bias is None and scale > 0 else wide
-    return Operands(
-        size,
-        query.reshape(size.B, size.H, size.L, size.D).to(dtype),
-        key.reshape(size.B, size.Hkv, size.S, size.D).to(dtype),
-        value.reshape(size.B, size.Hkv, size.S, size.Dv).to(dtype),
-        four_axes(mask, size) if isinstance(mask, torch.Tensor) else mask,
-        q_offset,
-        None if bias is None else narrowed(four_axes(bias, size), wide),
-        scale,
-        None if softcap is None else float(softcap),
-        None if sink is None else narrowed(sink, wide),
-    )
-
-
-def _is_causal_for_sdpa(call):
+def is_causal_for_sdpa(call):
     """Upper-left is what is_causal means; lower-right has a kernel of its own on a GPU."""
-    offset, size = call.q_offset or 0 if isinstance(call.q_offset, int | None) else None, call.size
-    if type(call.mask) is not Causal or offset is None:
+    size = call.size
+    if call.mask is None or type(call.mask.mask) is not Causal:
+        return False
+    offset = call.mask.start
+    if not isinstance(offset, int):
         return False
     fits_kernel = size.Hkv == size.H and size.D == size.Dv <= 256 and size.D % 8 == 0
     lower_right = (
@@ -168,25 +161,36 @@ def _is_causal_for_sdpa(call):
     return offset == 0 or lower_right
 
 
-def _flex_can(call):
+def flex_can(call):
     return call.query.dtype != torch.float64 and max(call.size.D, call.size.Dv) <= 256
 
 
-def _scores_are_finite(call):
-    """No product of a query and a key overflows: SDPA adds -inf, and inf - inf would be NaN."""
+def has_tangent(call):
+    """Some operand is differentiated forwards, which torch's kernels are not."""
+    operands = (call.query, call.key, call.value, call.bias, call.sink, call.scale)
+    tensors = [x for x in operands if isinstance(x, torch.Tensor)]
+    return any(forward_ad.unpack_dual(x).tangent is not None for x in tensors)
+
+
+def overflows(call):
+    """Whether a slot holds NaN, inf, or numbers whose product could be inf: kernels add -inf to
+    scores that are removed, and inf - inf is NaN. None where there are no values to look at."""
+    if not may_read_values(call.query.device):
+        return None
     try:
         operands = (call.query, call.key, call.value)
-        peaks = [float(torch.stack(x.detach().aminmax()).abs().max()) for x in operands]
-        largest = peaks[0] * peaks[1] * call.size.D * max(abs(call.scale), 1.0)
-        return max(largest, peaks[2]) < torch.finfo(working_dtype(call.query.dtype)).max
-    except RuntimeError:  # inside torch.func.vmap there are no values to look at
-        return False
+        largest = [float(torch.stack(x.detach().aminmax()).abs().max()) for x in operands]
+        factor = call.size.D * max(abs(float(call.scale)), 1.0)
+    except RuntimeError:  # inside torch.func.vmap
+        return None
+    limit = torch.finfo(working_dtype(call.query.dtype)).max
+    return not (largest[0] * largest[1] * factor < limit and largest[2] < limit)  # NaN is not less
 
 
-def _on_the_graph(output, call):
+def on_the_graph(output, call):
     """Where every tile is empty no operand was read; the gradients are 0 then, not missing."""
-    operands = (call.query, call.key, call.value, call.bias, call.sink)
-    needed = [x for x in operands if x is not None and x.requires_grad]
+    operands = (call.query, call.key, call.value, call.bias, call.sink, call.scale)
+    needed = [x for x in operands if isinstance(x, torch.Tensor) and x.requires_grad]
     for x in needed if torch.is_grad_enabled() else ():
         output = output + x.flatten()[:0].sum().to(output.dtype)
     return output

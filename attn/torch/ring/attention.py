@@ -13,12 +13,12 @@ import torch
 
 from attn import arguments
 from attn.torch.blockwise import EDGE, blockwise_attention
-from attn.torch.masks import allowed_pairs, may_read_values
-from attn.torch.operands import check_call, default_scale
+from attn.torch.masks import lay, may_read_values
+from attn.torch.operands import call as checked
 from attn.torch.ring.labels import LAYOUTS, label_of
 from attn.torch.ring.links import agree, join
 from attn.torch.ring.steps import Plan, Ring
-from attn.torch.ring.tiles import rule_for, sides
+from attn.torch.ring.tiles import sides
 
 
 @dataclass
@@ -161,8 +161,9 @@ def ring_attention(
     >>> dist.destroy_process_group()
     """
     options = dict(bias=None, scale=scale, softcap=softcap, sink=None, q_offset=q_offset)
-    size = check_call(query, key, value, None, **options)
     check_ring_options(mask, scale, timeout, block_size, tally)
+    call = checked(query, key, value, None, **options)
+    size = call.size
     links = join(group, float(timeout), tally)
     edge = block_size or EDGE
     halves = 2 if layout == "zigzag" else 1
@@ -171,17 +172,17 @@ def ring_attention(
         for name, rows in (("query", size.L), ("key", size.S))
     )
     check_rule(mask, size, links.size, options, query.device)
-    scale = default_scale(size.D) if scale is None else float(scale)
-    softcap = None if softcap is None else float(softcap)
-    label = label_of(size, (query, key, value), mask, scale, softcap, q_offset, layout, edge)
+    call = call._replace(scale=float(call.scale))
+    label = label_of(
+        size, (query, key, value), mask, call.scale, call.softcap, q_offset, layout, edge
+    )
     agree(links, label, query.device)
     if 0 in size[1:]:
         return blockwise_attention(query, key, value, scale=scale, softcap=softcap)
-    plan = Plan(
-        links, rule_for(mask, q_offset, size), queries[links.rank], keys, size, scale, softcap
-    )
-    operands = (x.reshape(size.B, -1, *x.shape[-2:]) for x in (query, key, value))
-    output, lse = Ring.apply(*operands, plan)
+    laid = lay(mask, size, q_offset, query.device)
+    bare = call._replace(query=None, key=None, value=None)  # the steps bring their own
+    plan = Plan(links, laid, queries[links.rank], keys, bare)
+    output, lse = Ring.apply(call.query, call.key, call.value, plan)
     output = output.to(query.dtype).reshape(*query.shape[:-1], size.Dv)
     return output, lse.reshape(query.shape[:-1])
 
@@ -212,4 +213,4 @@ def check_rule(mask, size, P, options, device):
         whole, mask, **options, read_values=may_read_values(device), kind=torch.Tensor
     )
     if mask is not None and 0 not in size[1:]:
-        allowed_pairs(mask, 1, 1, 0, size.B, size.H, device)
+        lay(mask, size, 0, device).pairs(slice(0, 1), slice(0, 1))

@@ -9,28 +9,27 @@ from typing import NamedTuple
 
 import torch
 
-from attn import arguments
 from attn.torch.blockwise import merge_attention
-from attn.torch.operands import Call, without_autocast, working_dtype
+from attn.torch.masks import Laid
+from attn.torch.operands import Call, guarded, widened, without_autocast, working_dtype
 from attn.torch.ring.links import Links, pass_on
-from attn.torch.ring.tiles import Rule, Side, attend_block, block_gradients
+from attn.torch.ring.tiles import Side, attend_block, block_gradients
 
 
 class Plan(NamedTuple):
     """One checked call, seen from one process."""
 
     links: Links
-    rule: Rule
+    mask: Laid | None
     queries: Side
     keys: list  # of Sides, by the rank that owns them
-    size: arguments.Sizes
-    scale: float
-    softcap: float | None
+    bare: Call  # without operands
 
     def call(self, query, block):
-        """A block's operands in the form of the family, in the working dtype."""
-        operands = (x.to(working_dtype(x.dtype)) for x in (query, *block))
-        return Call(self.size, *operands, None, None, self.scale, self.softcap, None)
+        """The call of these queries and a block of keys and values, in the working dtype."""
+        key, value = block
+        call = self.bare._replace(query=query, key=key, value=value, mask=self.mask)
+        return guarded(widened(call))
 
     def visits(self, key, value, phase):
         """Yield (step, the owner's Side, block); the next block travels during each step."""
@@ -76,13 +75,13 @@ def forward(plan, query, key, value):
     """Merge what each block contributes; no key at all gives 0 and -inf."""
     wide, total = working_dtype(query.dtype), None
     for _, keys, block in plan.visits(key, value, "forward"):
-        part, pairs = attend_block(plan.call(query, block), plan.rule, plan.queries, keys)
+        part, pairs = attend_block(plan.call(query, block), plan.queries, keys)
         plan.count("forward", pairs)
         if part is not None:
             total = part if total is None else merge_attention(*zip(total, part, strict=True))
     if total is None:
         rows = query.shape[:-1]
-        return query.new_zeros(*rows, plan.size.Dv, dtype=wide), query.new_full(
+        return query.new_zeros(*rows, plan.bare.size.Dv, dtype=wide), query.new_full(
             rows, -torch.inf, dtype=wide
         )
     return total
@@ -93,7 +92,7 @@ def backward(plan, query, key, value, *ends):
     links, travelling = plan.links, None
     for step, keys, block in plan.visits(key, value, "backward"):
         call = plan.call(query, block)
-        (share, *grads), pairs = block_gradients(call, plan.rule, plan.queries, keys, *ends)
+        (share, *grads), pairs = block_gradients(call, plan.queries, keys, *ends)
         plan.count("backward", pairs)
         if step == 0:
             grad_query, own = share, grads

@@ -16,14 +16,11 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from attn.masks import Mask
-from attn.masks.layout import as_numpy, rule_on_spans
+from attn.masks.areas import EMPTY, FULL, SOME, agreed
 from attn.masks.spans import Span
 from attn.torch.attention import fold_groups, masked_scores
 from attn.torch.blockwise import finish, fold, start
-from attn.torch.masks import as_boolean, on_device
-from attn.torch.operands import empty_unseen, seen_keys
-from attn.torch.tiles import EMPTY, FULL, SOME
+from attn.torch.operands import tile
 
 
 class Side(NamedTuple):
@@ -41,34 +38,6 @@ class Side(NamedTuple):
         return Span(low, high)
 
 
-class Rule(NamedTuple):
-    """A mask, or None, for B batch rows and H heads, with queries `offset` further on."""
-
-    mask: Mask | None
-    offset: np.ndarray  # (1|B, 1, 1, 1)
-    B: int
-    H: int
-
-    def kinds(self, queries, keys):
-        """EMPTY, SOME or FULL in all batch rows and heads, for each tile."""
-        shape = len(queries.tiles), len(keys.tiles)
-        if self.mask is None:
-            return np.full(shape, FULL)
-        b, h = np.arange(self.B)[:, None, None, None], np.arange(self.H)[None, :, None, None]
-        truth = rule_on_spans(self.mask, b, h, queries.spans(2) + self.offset, keys.spans(3))
-        seen = np.broadcast_to(truth.any.any(axis=(0, 1)), shape)
-        full = np.broadcast_to(truth.all.all(axis=(0, 1)), shape) & seen
-        return np.where(full, FULL, np.where(seen, SOME, EMPTY))
-
-    def pairs(self, queries, keys, device):
-        """What the mask says of these positions, bool (1|B, 1|H, rows|1, keys|1)."""
-        b = torch.arange(self.B, device=device)[:, None, None, None]
-        h = torch.arange(self.H, device=device)[None, :, None, None]
-        q = torch.as_tensor(self.offset + queries[:, None], device=device)
-        k = torch.as_tensor(keys, device=device)[None, None, None]
-        return as_boolean(self.mask, on_device(self.mask, device)(b, h, q, k))
-
-
 def sides(positions, stretches, edge):
     """The blocks of all processes; no tile lies across two stretches of positions."""
     length = positions.shape[1] // stretches
@@ -80,45 +49,29 @@ def sides(positions, stretches, edge):
     return [Side(row, tiles) for row in positions]
 
 
-def rule_for(mask, q_offset, size):
-    """A checked mask and offset as a Rule."""
-    offset = as_numpy(0 if q_offset is None else q_offset).astype(np.int64).reshape(-1, 1, 1, 1)
-    return Rule(mask, offset, size.B, size.H)
-
-
-def visited(call, rule, queries, keys):
+def visited(call, queries, keys):
     """Yield rows, keys and the call of each tile that holds a visible pair."""
-    kinds = rule.kinds(queries, keys)
-    for i, rows in enumerate(queries.tiles):
-        for j, cols in enumerate(keys.tiles):
-            if kinds[i, j] != EMPTY:
-                keep = None
-                if kinds[i, j] == SOME:
-                    places = queries.positions[rows], keys.positions[cols]
-                    keep = rule.pairs(*places, call.query.device)
-                yield rows, cols, read_tile(call, rows, cols, keep)
-
-
-def read_tile(call, rows, cols, keep):
-    """The call of one tile; a slot that the tile may not see can hold anything, even NaN."""
-    size = call.size._replace(L=rows.stop - rows.start, S=cols.stop - cols.start)
-    query, key, value = call.query[..., rows, :], call.key[..., cols, :], call.value[..., cols, :]
-    if keep is not None:
-        query, seen = empty_unseen(query, keep.any(dim=-1)), seen_keys(keep, size)
-        key, value = empty_unseen(key, seen), empty_unseen(value, seen)
-    return call._replace(size=size, query=query, key=key, value=value, keep=keep)
+    kinds = np.full((len(queries.tiles), len(keys.tiles)), FULL)
+    if call.mask is not None:
+        kinds = agreed(agreed(call.mask.kinds(queries.spans(2), keys.spans(3)), axis=0), axis=0)
+    for i, j in np.argwhere(kinds != EMPTY).tolist():
+        rows, cols, allowed = queries.tiles[i], keys.tiles[j], None
+        if kinds[i, j] == SOME:
+            places = queries.positions[rows], keys.positions[cols]
+            device = call.query.device
+            allowed = call.mask.pairs(*(torch.as_tensor(x, device=device) for x in places))
+        yield rows, cols, tile(call, rows, cols, allowed)
 
 
 def area(rows, cols):
     return (rows.stop - rows.start) * (cols.stop - cols.start)
 
 
-def attend_block(call, rule, queries, keys):
+def attend_block(call, queries, keys):
     """Output and lse of the queries over this block's keys, or None, and the pairs computed."""
     running, pairs = {}, 0
-    for rows, cols, tile in visited(call, rule, queries, keys):
-        before = running.get(rows.start) or start(tile)
-        running[rows.start] = fold(before, masked_scores(tile), tile.value)
+    for rows, cols, part in visited(call, queries, keys):
+        running[rows.start] = fold(running.get(rows.start) or start(part), part)
         pairs += area(rows, cols)
     if not running:
         return None, 0
@@ -129,13 +82,13 @@ def attend_block(call, rule, queries, keys):
     return [torch.cat(part, dim=2) for part in zip(*parts, strict=True)], pairs
 
 
-def block_gradients(call, rule, queries, keys, grad_output, lse, delta):
+def block_gradients(call, queries, keys, grad_output, lse, delta):
     """This block's share of dQ, its dK and its dV, in the working dtype, and the pairs computed."""
     grads = tuple(torch.zeros_like(x) for x in (call.query, call.key, call.value))
     pairs = 0
-    for rows, cols, tile in visited(call, rule, queries, keys):
+    for rows, cols, part in visited(call, queries, keys):
         ends = (x[..., rows, :] for x in (grad_output, lse, delta))
-        shares = tile_gradients(tile, *ends)
+        shares = tile_gradients(part, *ends)
         for grad, share, where in zip(grads, shares, (rows, cols, cols), strict=True):
             grad[..., where, :] += share
         pairs += area(rows, cols)
