@@ -125,14 +125,16 @@ class Laid(NamedTuple):
         )
 
     def has_values(self):
-        """Whether there is anything to look at: inside torch.func.vmap a tensor has no values."""
+        """Whether the host can look at it: inside torch.func a tensor may have no values."""
+        pair = self.pairs(slice(0, 1), slice(0, 1))
         try:
-            if self.rule is None:
-                return bool(self.mask.flatten()[:1].sum() >= 0)
-            first = Span(*np.zeros((2, 1, 1, 1, 1), int))
-            return self.kinds(first, first).size > 0
+            pair.numpy(force=True)
+            if self.rule is not None:
+                first = Span(*np.zeros((2, 1, 1, 1, 1), int))
+                self.kinds(first, first)
         except RuntimeError:
             return False
+        return True
 
     def areas(self, edges):
         """Where pairs may attend, as areas of tiles: the work grows with their border."""

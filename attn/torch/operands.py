@@ -111,8 +111,9 @@ def guarded(call):
     size, keep = call.size, call.keep
     if keep is None:
         alike = call.mask is None and call.bias is None
-    else:
+    else:  # what nobody sees is empty by now; an infinite query times it is NaN for these two
         alike = keep.shape[2] == 1 and (keep.shape[1] == 1 or size.Hkv == size.H)
+        alike = alike and call.softcap is None and not isinstance(call.scale, torch.Tensor)
     if alike or not may_read_values(call.query.device):
         return call
     return call._replace(careful=all_finite(call.query, call.key, call.value) is False)

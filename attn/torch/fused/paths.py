@@ -180,7 +180,8 @@ def overflows(call):
     try:
         operands = (call.query, call.key, call.value)
         largest = [float(torch.stack(x.detach().aminmax()).abs().max()) for x in operands]
-        factor = call.size.D * max(abs(float(call.scale)), 1.0)
+        scale = call.scale.detach() if isinstance(call.scale, torch.Tensor) else call.scale
+        factor = call.size.D * max(abs(float(scale)), 1.0)
     except RuntimeError:  # inside torch.func.vmap
         return None
     limit = torch.finfo(working_dtype(call.query.dtype)).max
