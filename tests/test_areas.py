@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 
 from attn import Causal, KeyPadding, SameDocument, SlidingWindow, arguments  # noqa: E402
 from attn.masks import areas  # noqa: E402
-from attn.masks.areas import EMPTY, FULL, SOME  # noqa: E402
+from attn.masks.layout import EMPTY, FULL, SOME  # noqa: E402
 from attn.torch.masks import Laid, lay  # noqa: E402
 
 

@@ -15,6 +15,7 @@ torch = pytest.importorskip("torch")
 
 from attn import Causal, KeyPadding, Mask, SlidingWindow  # noqa: E402
 from attn.torch import (  # noqa: E402
+    AdditiveAttention,
     alibi_bias,
     alibi_slopes,
     attention_weights,
@@ -22,6 +23,7 @@ from attn.torch import (  # noqa: E402
     dense_mask,
     fused_attention,
     fused_path,
+    ring_attention,
     scaled_dot_product_attention,
     softmax,
 )
@@ -169,6 +171,31 @@ def test_17_hidden_weights_are_zero_in_a_spoilt_row():
         assert (weights[~allowed] == 0).all()
         clean = ~allowed[..., 3]
         assert weights[clean].isfinite().all()
+
+
+def test_17_a_ring_of_one_process_keeps_it_too():
+    import torch.distributed as dist
+
+    inputs = operands()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        for which, bad in itertools.product((1, 2), (NAN, INF)):
+            call = spoilt(inputs, which, bad, slot=3, feature=0)
+            for edge in (1, 4, None):
+                got, _ = ring_attention(*call, Causal(), q_offset=0, block_size=edge)
+                assert_agree([got], [oracle(*call, Causal())], f"{edge}, {bad} in {NAMES[which]}")
+    finally:
+        dist.destroy_process_group()
+
+
+def test_17_additive_attention_keeps_it_too():
+    layer = AdditiveAttention(D, D, 4).double()
+    query, key, value = (x[:, 0] for x in operands())
+    clean = layer(query, key, value, Causal(), q_offset=0)
+    value[:, 3] = NAN
+    got = layer(query, key, value, Causal(), q_offset=0)
+    torch.testing.assert_close(got[:, :3], clean[:, :3])
+    assert got[:, 3:].isnan().all()
 
 
 def test_17_gradients_of_gradients_stay_clean():

@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from attn.masks.layout import EMPTY, FULL, SOME
 from attn.masks.spans import Span
 
-EMPTY, SOME, FULL = 0, 1, 2
 SPLIT = 4  # a mixed area is cut into SPLIT x SPLIT
-COARSE = 64  # areas along a side of the first map
+COARSE = 256  # areas along a side of the first map, at most
 
 
 class Areas(NamedTuple):
@@ -47,35 +47,42 @@ class Areas(NamedTuple):
 def find_areas(kinds_of, lengths, edges):
     """The areas of a mask over `lengths` = (L, S), cut into tiles of `edges`.
 
-    `kinds_of(rows, keys)` is asked about N spans of rows, each with its span of keys, (1, 1, 1, N),
-    and answers EMPTY, SOME or FULL, (1|B, 1|H, 1, N).
+    `kinds_of(rows, keys)` is asked about spans of rows and of keys that broadcast to (1, 1, R, K),
+    and answers EMPTY, SOME or FULL for each pair of spans, (1|B, 1|H, R, K).
     """
     counts = [-(-n // edge) for n, edge in zip(lengths, edges, strict=True)]
     side = 1
     while max(counts) > COARSE * side:
         side *= SPLIT
-    corners = np.stack(np.meshgrid(*(np.arange(0, n, side) for n in counts), indexing="ij"))
-    corners, found = corners.reshape(2, -1), []
+    # First a map of all areas, rows of them by columns; then single areas, all in one row.
+    rows, keys = np.arange(0, counts[0], side)[:, None], np.arange(0, counts[1], side)[None]
+    found = []
     while True:
-        ends = np.minimum(corners + side, np.reshape(counts, (2, 1)))  # behind the last tile
+        ends = np.minimum(rows + side, counts[0]), np.minimum(keys + side, counts[1])
         spans = (
-            Span(low[None, None, None] * edge, np.minimum(high[None, None, None] * edge, n) - 1)
-            for low, high, edge, n in zip(corners, ends, edges, lengths, strict=True)
+            Span(low[None, None] * edge, np.minimum(high[None, None] * edge, n) - 1)
+            for low, high, edge, n in zip((rows, keys), ends, edges, lengths, strict=True)
         )
-        kinds = agreed(kinds_of(*spans), axis=1)[:, 0]  # (1|B, N)
+        kinds = agreed(kinds_of(*spans), axis=1)  # (1|B, R, K)
+        kinds = kinds.reshape(len(kinds), -1)
+        first, stop = (
+            np.stack([x.ravel() for x in np.broadcast_arrays(*pair)])
+            for pair in ((rows, keys), ends)
+        )
         mixed = (kinds == SOME).any(axis=0) & (side > 1)
         done = ~mixed & (kinds != EMPTY).any(axis=0)
-        found.append((corners[:, done], ends[:, done], kinds[:, done]))
+        found.append((first[:, done], stop[:, done], kinds[:, done]))
         if not mixed.any():
             break
         side //= SPLIT
         steps = side * np.stack(np.divmod(np.arange(SPLIT**2), SPLIT))
-        corners = (corners[:, mixed, None] + steps[:, None]).reshape(2, -1)
+        corners = (first[:, mixed, None] + steps[:, None]).reshape(2, -1)
         corners = corners[:, (corners < np.reshape(counts, (2, 1))).all(axis=0)]
+        rows, keys = corners[:, None]
     batch = max(len(kinds) for *_, kinds in found)
-    low, high = (np.concatenate(part, axis=1) for part in list(zip(*found, strict=True))[:2])
+    first, stop = (np.concatenate(ends, axis=1) for ends in list(zip(*found, strict=True))[:2])
     kinds = [np.broadcast_to(kinds, (batch, kinds.shape[1])) for *_, kinds in found]
-    return Areas(*np.stack([low, high], axis=1), np.concatenate(kinds, axis=1))
+    return Areas(*np.stack([first, stop], axis=1), np.concatenate(kinds, axis=1))
 
 
 def areas_of_map(kinds):

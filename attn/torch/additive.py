@@ -9,7 +9,7 @@ from torch import nn
 from attn import arguments
 from attn.torch.attention import normalise, weighted_average
 from attn.torch.masks import lay, may_read_values
-from attn.torch.operands import empty_unseen, without_autocast, working_dtype
+from attn.torch.operands import all_finite, empty_unseen, without_autocast, working_dtype
 
 
 def additive_weights(query, key, w_query, w_key, v, mask=None, *, q_offset=None):
@@ -159,11 +159,15 @@ class AdditiveAttention(nn.Module):
 
     def forward(self, query, key, value, mask=None, *, q_offset=None):
         """Average the values: (B, L, Dq), (B, S, Dk) and (B, S, Dv) to (B, L, Dv)."""
+        dtype = value.dtype
         weights, keep, size = self._parts(query, key, mask, q_offset, value)
         with without_autocast(value.device):
             wide = working_dtype(value.dtype)
-            output = weighted_average(weights.to(wide), slots(value, keep, -2, size).to(wide))
-        return output.to(value.dtype).reshape(*query.shape[:-1], size.Dv)
+            value, guard = slots(value, keep, -2, size).to(wide), None
+            if keep is not None and may_read_values(value.device) and all_finite(value) is False:
+                guard = keep.expand(weights.shape)  # NaN reaches the rows that see it, no others
+            output = weighted_average(weights.to(wide), value, guard)
+        return output.to(dtype).reshape(*query.shape[:-1], size.Dv)
 
     def weights(self, query, key, mask=None, *, q_offset=None):
         """What each query takes from each key: (B, L, S)."""

@@ -8,7 +8,7 @@ The twin of attn.attention, in torch's own idiom.
 import torch
 
 from attn import arguments
-from attn.torch.operands import prepare, without_autocast, working_dtype
+from attn.torch.operands import empty_unseen, prepare, without_autocast, working_dtype
 from attn.torch.selection import products, sums
 
 
@@ -144,7 +144,7 @@ def attend(query, key, value, mask, options, dropout):
             weights = torch.nn.functional.dropout(weights, dropout)
         output = weighted_average(weights, call.value, call.guard)
         if call.keep is not None:  # whatever comes back to an empty row goes no further
-            output = output.masked_fill(~call.keep.any(dim=-1)[..., None], 0.0)
+            output = empty_unseen(output, call.keep.any(dim=-1))
     return output.to(query.dtype).reshape(*query.shape[:-1], call.size.Dv)
 
 

@@ -14,8 +14,9 @@ from typing import NamedTuple
 import torch
 
 from attn import arguments
+from attn.masks.layout import FULL, SOME
 from attn.torch.attention import masked_scores, weighted_average
-from attn.torch.masks import FULL, SOME, may_read_values
+from attn.torch.masks import may_read_values
 from attn.torch.operands import call as checked
 from attn.torch.operands import guarded, tile, widened, without_autocast, working_dtype
 

@@ -8,7 +8,8 @@ import functools
 import torch
 
 from attn import arguments
-from attn.torch.masks import FULL, SOME, as_tensor, checked_size, lay
+from attn.masks.layout import FULL, SOME, check_mask
+from attn.torch.masks import as_tensor, lay, may_read_values
 
 
 def block_mask(mask, q_len, k_len, *, q_offset=None, batch=1, heads=1, device=None, block_size=128):
@@ -46,7 +47,9 @@ def block_mask(mask, q_len, k_len, *, q_offset=None, batch=1, heads=1, device=No
     """
     edges = block_size if isinstance(block_size, tuple) else (block_size, block_size)
     sizes = dict(q_offset=q_offset, batch=batch, heads=heads)
-    size = checked_size(mask, q_len, k_len, device=device, **sizes)
+    size = check_mask(
+        mask, q_len, k_len, **sizes, read_values=may_read_values(device), kind=torch.Tensor
+    )
     for edge in edges:
         arguments.integer("block_size", edge, low=1)
     return laid_block_mask(lay(mask, size, q_offset, device), edges)

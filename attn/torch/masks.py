@@ -13,8 +13,8 @@ import torch
 from attn import arguments
 from attn.arrays import to_numpy
 from attn.masks import Mask
-from attn.masks.areas import EMPTY, FULL, SOME, areas_of_map, find_areas
-from attn.masks.layout import block_map, check_mask, rule_on_spans
+from attn.masks.areas import areas_of_map, find_areas
+from attn.masks.layout import EMPTY, FULL, SOME, block_map, check_mask, rule_on_spans
 from attn.masks.rule import convert_arrays
 from attn.masks.spans import Span
 
@@ -57,18 +57,12 @@ def dense_mask(mask, q_len, k_len, *, q_offset=None, batch=1, heads=1, device=No
             [1, 1, 1, 1]], dtype=torch.int32)
     """
     sizes = dict(q_offset=q_offset, batch=batch, heads=heads)
-    laid = lay(mask, checked_size(mask, q_len, k_len, device=device, **sizes), q_offset, device)
+    size = check_mask(
+        mask, q_len, k_len, **sizes, read_values=may_read_values(device), kind=torch.Tensor
+    )
+    laid = lay(mask, size, q_offset, device)
     allowed = laid.pairs()
     return allowed.expand(*allowed.shape[:-2], q_len, k_len).clone()
-
-
-def checked_size(mask, q_len, k_len, *, q_offset, batch, heads, device):
-    """The sizes of a mask that no query and no key came with, or the errors of attn.dense_mask."""
-    check_mask(
-        mask, q_len, k_len, q_offset=q_offset, batch=batch, heads=heads,
-        read_values=may_read_values(device), kind=torch.Tensor,
-    )  # fmt: skip
-    return arguments.Sizes((batch,), batch, heads, heads, q_len, k_len, 0, 0)
 
 
 def lay(mask, size, q_offset, device):
@@ -112,7 +106,14 @@ class Laid(NamedTuple):
         )  # fmt: skip
         if not isinstance(start, int) and len(start) > 1:
             start = start[batch]
-        return as_boolean(self.mask, self.rule(b, h, start + q, k), (b, h, q, k))
+        try:
+            answer = self.rule(b, h, start + q, k)
+        except IndexError as error:
+            raise IndexError(
+                f"mask {self.mask!r}: expected an answer for each of L = {size.L} queries and S = "
+                f"{size.S} keys, but it looks something up beyond the end of its table"
+            ) from error
+        return as_boolean(self.mask, answer, (b, h, q, k))
 
     def kinds(self, rows, keys):
         """EMPTY, SOME or FULL for spans of rows and keys on axes 2 and 3, on the host."""

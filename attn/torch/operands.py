@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 
 from attn import arguments
+from attn.arrays import dtype_name
 from attn.torch.masks import Laid, four_axes, lay, may_read_values, part
 
 
@@ -47,7 +48,7 @@ def call(query, key, value, mask, *, bias, scale, softcap, sink, q_offset):
     size = arguments.sizes(**{f"{name}_shape": x.shape for name, x in given.items()})
     arguments.options(
         size, mask, bias=bias, scale=scale, softcap=softcap, sink=sink, q_offset=q_offset,
-        read_values=may_read_values(query.device), kind=torch.Tensor,
+        read_values=may_read_values(query.device), kind=torch.Tensor, dtype=dtype_name(query),
     )  # fmt: skip
     wide = working_dtype(query.dtype)
     return Call(
@@ -119,6 +120,14 @@ def guarded(call):
     return call._replace(careful=all_finite(call.query, call.key, call.value) is False)
 
 
+def known_all(x):
+    """Whether all are true, where a look costs nothing; else False."""
+    try:
+        return may_read_values(x.device) and bool(x.all())
+    except RuntimeError:  # inside torch.func.vmap there are no values to look at
+        return False
+
+
 def all_finite(*operands):
     """Whether no operand holds NaN or inf, by one sum of each; None where values are not there."""
     try:
@@ -173,6 +182,6 @@ def grouped(seen, size):
 
 def empty_unseen(slots, seen):
     """Write 0 into slots that take no part, which may hold anything: 0 times NaN would be NaN."""
-    if seen is None:
+    if seen is None or known_all(seen):
         return slots
     return torch.where(seen[..., None], slots, slots.new_zeros(()))

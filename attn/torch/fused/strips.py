@@ -7,7 +7,7 @@ carries it out.
 
 from typing import NamedTuple
 
-from attn.masks.areas import FULL
+from attn.masks.layout import FULL
 
 ROWS, KEYS = 32, 32  # the grain to which rows and keys are cut: 32 rows are torch's least task
 TALLEST = 128  # rows of a strip with a mask, which is written out; full strips grow without end
@@ -57,7 +57,18 @@ def plan_strips(areas_at, size):
 
 
 def strips_of(rows_of_tiles, size, overhead):
-    """Neighbouring rows of tiles in one strip as long as that costs less than one more call."""
+    """Neighbouring rows of tiles in one strip as long as that costs less than one more call.
+
+    >>> from attn.arguments import Sizes
+    >>> from attn.masks.layout import SOME
+    >>> size = Sizes((1,), 1, 1, 1, 64, 96, 8, 8)
+    >>> rows_of_tiles = [[(0, 2, FULL)], [(1, 2, FULL), (2, 3, SOME)]]  # two rows, three columns
+    >>> strips_of(rows_of_tiles, size, overhead=0)
+    [Strip(first=0, stop=32, runs=((0, 64),), full=True),
+     Strip(first=32, stop=64, runs=((32, 96),), full=False)]
+    >>> strips_of(rows_of_tiles, size, overhead=2048)
+    [Strip(first=0, stop=64, runs=((0, 96),), full=False)]
+    """
     strips = []
     for i, segments in enumerate(rows_of_tiles):
         runs = united((a * KEYS, min(b * KEYS, size.S)) for a, b, _ in segments)

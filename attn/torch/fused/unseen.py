@@ -2,7 +2,8 @@
 
 import torch
 
-from attn.masks.areas import FULL, whole_area
+from attn.masks.areas import whole_area
+from attn.masks.layout import FULL
 from attn.torch.masks import part
 from attn.torch.operands import empty_unseen, grouped, kept_pairs
 

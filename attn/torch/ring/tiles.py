@@ -16,7 +16,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from attn.masks.areas import EMPTY, FULL, SOME, agreed
+from attn.masks.areas import agreed
+from attn.masks.layout import EMPTY, FULL, SOME
 from attn.masks.spans import Span
 from attn.torch.attention import fold_groups, masked_scores
 from attn.torch.blockwise import finish, fold, start
