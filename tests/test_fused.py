@@ -242,7 +242,7 @@ class TestNothingThere:
 
     @pytest.mark.parametrize("name", ["window", "documents", "padding", "causal", "past", "array"])
     def test_what_nobody_sees_may_hold_anything(self, small_tiles, name):
-        """Semantic 10, one operand at a time: NaN in a key would hide that one in a value passes."""
+        """Semantic 10, an operand at a time: NaN in a key would hide that one in a value passes."""
         mask = MASKS[name]
         if name == "array":
             mask = mask.clone()

@@ -48,9 +48,10 @@ def call(query, key, value, mask, *, bias, scale, softcap, sink, q_offset):
     size = arguments.sizes(**{f"{name}_shape": x.shape for name, x in given.items()})
     arguments.options(
         size, mask, bias=bias, scale=scale, softcap=softcap, sink=sink, q_offset=q_offset,
-        read_values=may_read_values(query.device), kind=torch.Tensor, dtype=dtype_name(query),
+        read_values=may_read_values(query.device), kind=torch.Tensor,
     )  # fmt: skip
     wide = working_dtype(query.dtype)
+    scale, softcap = scale_and_cap(scale, softcap, size.D, query)
     return Call(
         size,
         query.reshape(size.B, size.H, size.L, size.D),
@@ -58,8 +59,8 @@ def call(query, key, value, mask, *, bias, scale, softcap, sink, q_offset):
         None if size.Dv is None else value.reshape(size.B, size.Hkv, size.S, size.Dv),
         lay(mask, size, q_offset, query.device),
         None if bias is None else narrowed(four_axes(bias, size), wide),
-        working_scale(scale, size.D, wide),
-        None if softcap is None else float(softcap),
+        scale,
+        softcap,
         None if sink is None else narrowed(sink, wide),
     )
 
@@ -137,13 +138,14 @@ def all_finite(*operands):
         return None
 
 
-def working_scale(scale, D, dtype):
-    """1/√D unless given; with D = 0 every dot product is an empty sum and any scale will do."""
+def scale_and_cap(scale, softcap, D, query):
+    """Both within the working dtype; a scale is 1/√D unless given, or a tensor if it is learned."""
+    if scale is None:  # with D = 0 every dot product is an empty sum and any scale will do
+        scale = 1 / math.sqrt(D) if D else 1.0
     if isinstance(scale, torch.Tensor):
-        return narrowed(scale, dtype)
-    if scale is None:
-        return 1 / math.sqrt(D) if D else 1.0
-    return float(scale)
+        _, softcap = arguments.saturated(1.0, softcap, dtype_name(query))
+        return narrowed(scale, working_dtype(query.dtype)), softcap
+    return arguments.saturated(scale, softcap, dtype_name(query))
 
 
 def working_dtype(dtype):
