@@ -422,9 +422,11 @@ def test_only_a_terminal_that_waits_is_told(monkeypatch, capsys):
     def run():
         attn.find_leaks(lambda x: np.cumsum(x, axis=0), sample(N, 1), Causal())
 
+    monkeypatch.setattr(progress, "PATIENCE", 0)
     run()
     assert capsys.readouterr() == ("", "")
     monkeypatch.setattr(sys, "stderr", Terminal())
+    monkeypatch.setattr(progress, "PATIENCE", 60)
     run()
     assert sys.stderr.getvalue() == ""
     monkeypatch.setattr(progress, "PATIENCE", 0)
