@@ -17,9 +17,6 @@ def family(backend):
     return [name for name in FAMILY if hasattr(backend.attn, name)]
 
 
-numpy_only = pytest.mark.parametrize("backend", ["numpy"], indirect=True)
-
-
 def call(backend, name, changes):
     """A function of the family on operands that fit, apart from what `changes` says."""
     changes = dict(changes)

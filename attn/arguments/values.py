@@ -93,7 +93,7 @@ def saturated(scale, softcap, dtype):
     """
     smallest, largest = RANGES["float64" if dtype == "float64" else "float32"]
     scale = max(-largest, min(float(scale), largest))
-    if softcap is None or softcap > largest:
+    if softcap is None or float(softcap) > largest:
         return scale, None
     return scale, max(smallest, float(softcap))
 

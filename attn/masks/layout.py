@@ -219,6 +219,3 @@ def four_axes(array, size):
     if rows not in (1, size.B):  # has some of the batch axes of query only
         rows, array = size.B, np.broadcast_to(array, (*size.batch, *rest))
     return array.reshape(rows, *rest)
-
-
-as_numpy = to_numpy

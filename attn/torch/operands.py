@@ -179,7 +179,7 @@ def kept_pairs(allowed, bias):
 
 def grouped(seen, size):
     """Keys that a query head sees, (1|B, 1|H, 1|S), as those that any head of its group sees."""
-    return seen if seen.shape[1] == 1 else seen.unflatten(1, (size.Hkv, -1)).any(dim=2)
+    return seen if seen.shape[1] <= 1 else seen.unflatten(1, (size.Hkv, -1)).any(dim=2)
 
 
 def empty_unseen(slots, seen):
