@@ -22,7 +22,6 @@ class _Tensor(_Array, Protocol):
 
 _Integers: TypeAlias = SupportsIndex | Sequence[int] | _Array
 
-
 class Mask:
     compares_positions: ClassVar[bool]
     reads_absolute_positions: ClassVar[bool]
