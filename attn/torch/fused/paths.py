@@ -125,9 +125,9 @@ def plan_call(query, key, value, mask, **options):
     device = query.device.type
     if torch.compiler.is_compiling() or device not in ("cpu", "cuda"):
         return "plain", call
-    if call.mask is not None:
-        call.mask.pairs(slice(0, 1), slice(0, 1))  # a rule whose answer is not boolean is refused
     if device == "cuda":
+        if call.mask is not None:  # a rule whose answer is not boolean is refused
+            call.mask.pairs(slice(0, 1), slice(0, 1))
         return ("flex" if flex_can(call) else "plain"), call
     return path_of_strips(call)
 
