@@ -7,6 +7,9 @@ import sys
 
 import numpy as np
 
+# NumPy works a name out anew each time, which takes longer than a check may.
+NAMES = {np.dtype(name): name for name in ("float16", "float32", "float64", "bool", "int64")}
+
 
 def is_tensor(x):
     """A tensor of torch; False, at no cost, where torch was never imported."""
@@ -26,4 +29,7 @@ def to_numpy(x):
 
 def dtype_name(array):
     """The name of a dtype, the same for both libraries: "float32", "bfloat16", "bool"."""
-    return str(array.dtype).removeprefix("torch.")
+    dtype = array.dtype
+    if isinstance(dtype, np.dtype):
+        return NAMES.get(dtype) or str(dtype)
+    return str(dtype).removeprefix("torch.")

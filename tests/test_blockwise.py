@@ -266,11 +266,13 @@ def test_13_memory_does_not_grow_with_the_matrix():
     n = 32768  # all scores would be 4 GiB
     x = np.random.default_rng(0).standard_normal((n, 16), dtype=np.float32)
     blockwise_attention(x[:8], x, x)
-    tracemalloc.start()
-    output, lse = blockwise_attention(x, x, x, attn.SlidingWindow(4096))
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak - output.nbytes - lse.nbytes < 8 * 2**20
+    extra = []
+    for _ in range(3):  # the least of three, since all that the process allocates is counted
+        tracemalloc.start()
+        output, lse = blockwise_attention(x, x, x, attn.SlidingWindow(4096))
+        extra.append(tracemalloc.get_traced_memory()[1] - output.nbytes - lse.nbytes)
+        tracemalloc.stop()
+    assert min(extra) < 8 * 2**20
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])

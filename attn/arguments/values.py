@@ -82,7 +82,7 @@ def number(name, value):
         raise ValueError(f"{name}: expected a number that float64 can hold, got one of {bits} bits")
     if not -math.inf < value < math.inf:
         raise ValueError(f"{name}: expected a finite number, got {value}")
-    if math.isinf(float(value)):  # a longdouble
+    if abs(float(value)) > sys.float_info.max:  # a longdouble
         raise ValueError(f"{name}: expected a number that float64 can hold, got {value}")
 
 

@@ -139,8 +139,11 @@ class Laid(NamedTuple):
         size = self.size
         axes = zip((size.B, size.H, size.L, size.S), (b, h, rows, keys), strict=True)
         chosen = [range(n)[which] for n, which in axes]
-        at_b, at_h, at_q, at_k = np.ix_(*(np.arange(r.start, r.stop) for r in chosen))
-        answer = self.ask(at_b, at_h, cut(self.start, b) + at_q, at_k)
+        at_b, at_h, at_q, at_k = (np.arange(r.start, r.stop) for r in chosen)
+        answer = self.ask(
+            at_b[:, None, None, None], at_h[None, :, None, None],
+            cut(self.start, b) + at_q[:, None], at_k[None, None, None],
+        )  # fmt: skip
         return as_boolean(self.mask, answer, tuple(map(len, chosen)))
 
     def ask(self, b, h, q, k):
