@@ -41,6 +41,7 @@ LAYOUT = {
     tokenize.ENDMARKER,
 }  # fmt: skip
 AXES = ("axis", "dim", "axes", "dims")
+COMMUTE = (ast.Add, ast.Mult, ast.BitAnd, ast.BitOr)  # swapped sides change nothing
 
 
 class Fault(NamedTuple):
@@ -266,7 +267,7 @@ class Finder(ast.NodeVisitor):
         value = node.value
         if isinstance(value, ast.Tuple) and len(value.elts) > 1:
             self.swap("swapped", *value.elts[:2])
-        if isinstance(value, ast.BinOp) and not isinstance(value.op, (ast.Add, ast.Mult)):
+        if isinstance(value, ast.BinOp) and not isinstance(value.op, COMMUTE):
             self.swap("swapped", value.left, value.right)
         self.generic_visit(node)
 
