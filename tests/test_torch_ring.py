@@ -6,6 +6,7 @@ What needs no neighbour runs in a ring of one, inside the test process.
 
 import re
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -352,6 +353,25 @@ def test_work_in_one_piece_names_both_neighbours(alone):
     transit = links.Transit(neighbours, "in forward step 1 of 2", [Broken()], [X, X], [X, X])
     with pytest.raises(ConnectionError, match=r"lost rank 1 or rank 2, a neighbour .* step 1 of 2"):
         transit.wait()
+
+
+def test_a_wait_that_ends_a_little_early_has_still_timed_out(alone):
+    """gloo counts whole milliseconds, rounded down: its second may be over after 0.9995 s."""
+
+    class Rounded:
+        def wait(self, limit):
+            time.sleep(int(limit.total_seconds() * 1000 - 1) / 1000)
+            raise RuntimeError("Timed out")
+
+    class Closed:
+        def wait(self, limit):
+            raise RuntimeError("Connection closed by peer")
+
+    neighbours = links.Links(dist.group.WORLD, 0, 1, 2, 1, 0.2, None)
+    for work, said in ((Rounded(), "had no answer from rank 1 or"), (Closed(), "lost rank 1 or")):
+        transit = links.Transit(neighbours, "in forward step 1 of 2", [work], [X, X], [X, X])
+        with pytest.raises(ConnectionError, match=said):
+            transit.wait()
 
 
 def test_torchrun_understands_the_commands_of_the_script():

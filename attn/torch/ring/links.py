@@ -15,6 +15,8 @@ import torch.distributed as dist
 
 from attn.torch.ring.labels import in_words
 
+ROUNDING = 0.002  # s: gloo counts whole milliseconds, rounded down, so a wait may end that early
+
 
 class Links(NamedTuple):
     """Where this process stands in the ring; ranks of the group, peers by their global rank."""
@@ -47,7 +49,7 @@ class Transit(NamedTuple):
             try:
                 work.wait(timedelta(seconds=left))
             except RuntimeError as error:
-                late = time.monotonic() - begun >= self.links.timeout
+                late = time.monotonic() - begun >= self.links.timeout - ROUNDING
                 raise broken(self.links, self.what, peers, late) from error
         return self.received
 
